@@ -1,0 +1,1 @@
+"""What stands between the extension and a broker: sending to it, and seeing what it holds."""

@@ -1,0 +1,65 @@
+"""What Redis or Valkey really holds, read without disturbing it, in bounded memory.
+
+Names come from kombu's channel, so that prefixes, separators and priority steps set in the
+transport options are followed. Facts: kombu's `transport/redis.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Set
+from itertools import chain
+from typing import Any
+
+from celery import Celery
+
+CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
+
+# The ID also stands in headers.id; the correlation ID is read since no argument can forge it
+# (the body is base64, quotes in a repr are escaped). Separators as kombu's json writes them.
+_ID = re.compile(rb'"correlation_id":\s*"([0-9a-fA-F-]{36})"')
+
+
+def can_list(app: Celery) -> bool:
+    """Whether the broker is one whose queues can be read."""
+    with app.connection_for_read() as connection:
+        return bool(connection.transport.driver_type == "redis")
+
+
+def held(app: Celery, wanted: Set[str], *, queues: Iterable[str]) -> set[str]:
+    """Which of the `wanted` IDs lie in a priority list of `queues` or in `unacked`.
+
+    A message that moves from a list to `unacked` between the reads would be missed if `unacked`
+    were read first: the lists come first. One that is restored moves the other way, and is why
+    a finding must be confirmed by a second look.
+    """
+    seen: set[str] = set()
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        client = channel.client
+        for chunk in chain(_lists(channel, client, queues), _unacked(channel, client)):
+            seen |= _ids(chunk).intersection(wanted)
+    return seen
+
+
+def _lists(channel: Any, client: Any, queues: Iterable[str]) -> Iterator[list[bytes]]:
+    for queue in queues:
+        for step in channel.priority_steps:
+            key = channel._q_for_pri(queue, step)
+            start = 0
+            # From the head by positive index: a push at the head makes a re-read, never a miss.
+            while chunk := client.lrange(key, start, start + CHUNK - 1):
+                yield chunk
+                start += len(chunk)
+
+
+def _unacked(channel: Any, client: Any) -> Iterator[list[bytes]]:
+    cursor = 0
+    while True:
+        cursor, found = client.hscan(channel.unacked_key, cursor, count=CHUNK)
+        yield list(found.values())
+        if cursor == 0:
+            return
+
+
+def _ids(messages: Iterable[bytes]) -> set[str]:
+    return {found.decode() for message in messages for found in _ID.findall(message)}

@@ -1,0 +1,128 @@
+"""The `OUTBOX` setting: one dict, checked and frozen when it is first used. Times are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.dispatch import receiver
+
+from outbox.errors import ConfigurationError
+
+DAY = 86_400
+
+
+def _retention() -> Mapping[str, float]:
+    return {"succeeded": 7 * DAY, "failed": 30 * DAY, "cancelled": 30 * DAY}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Defaults and meanings of `OUTBOX`; the attribute names are its keys."""
+
+    LEASE: float = 30  # how long a claim holds without renewal
+    DISPATCH_EVERY: float = 1
+    RECONCILE_EVERY: float = 30
+    STRAND_GRACE: float = 60  # how long a published entry is left alone
+    OVER_AGE: float = 300
+    BATCH_SIZE: int = 500  # rows a dispatch
+    REPAIRS_PER_PASS: int = 1000
+    PUBLISH_TIMEOUT: float = 2  # bound on one flush to the broker
+    BREAKER: float = 5  # after a failed flush, leave the broker alone for so long
+    MAX_PAYLOAD_BYTES: int = 262_144
+    RETENTION: Mapping[str, float] = field(default_factory=_retention)  # final state → seconds
+    CRASH_BACKOFF: float = 5  # the first; doubles up to 600, jittered
+    MAX_CRASHES: int = 3
+    OWNERS: Mapping[str, Collection[str]] = field(default_factory=dict)  # name → addresses
+    DEFAULT_OWNER: str = ""
+    REDACT: Collection[str] = ()
+    CODEC: str = ""
+    PAUSED: bool = False
+    HEARTBEAT_FILE: str = ""
+    LISTEN_DSN: str = ""
+    DATABASES: Collection[str] = ("default",)
+
+
+KEYS = {item.name: item for item in fields(Settings)}
+_MAPPINGS = {"RETENTION", "OWNERS"}
+_COLLECTIONS = {"REDACT", "DATABASES"}
+_POSITIVE = {name for name in KEYS if isinstance(KEYS[name].default, int | float)} - {"PAUSED"}
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process.
+
+    Raises:
+        ConfigurationError: an unknown key, a wrong type or values that cannot work together.
+    """
+    given = getattr(django_settings, "OUTBOX", {})
+    if not isinstance(given, Mapping):
+        raise ConfigurationError("OUTBOX must be a dict of settings.")
+    for name, value in given.items():
+        _check(name, value)
+    return _consistent(Settings(**_merged(given)))
+
+
+def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(given)
+    if "RETENTION" in merged:
+        merged["RETENTION"] = {**_retention(), **merged["RETENTION"]}
+    return merged
+
+
+def _check(name: str, value: Any) -> None:
+    if name not in KEYS:
+        close = get_close_matches(str(name), KEYS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else f" Known are {', '.join(KEYS)}."
+        raise ConfigurationError(f"OUTBOX has no setting {name!r}.{hint}")
+    if not _fits(name, value):
+        raise ConfigurationError(f"OUTBOX[{name!r}] cannot be {value!r}: {_expected(name)}.")
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in _POSITIVE:
+        whole = isinstance(KEYS[name].default, int) and KEYS[name].type == "int"
+        kind = int if whole else (int | float)
+        return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+    if name in _MAPPINGS:
+        return isinstance(value, Mapping)
+    if name in _COLLECTIONS:
+        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    return isinstance(value, bool if name == "PAUSED" else str)
+
+
+def _expected(name: str) -> str:
+    if name in _POSITIVE:
+        whole = "a whole number" if KEYS[name].type == "int" else "a number"
+        return f"it takes {whole} greater than 0"
+    if name in _MAPPINGS:
+        return "it takes a dict"
+    if name in _COLLECTIONS:
+        return "it takes a list of names"
+    return "it takes True or False" if name == "PAUSED" else "it takes a string"
+
+
+def _consistent(found: Settings) -> Settings:
+    if found.STRAND_GRACE < 2 * found.DISPATCH_EVERY:
+        raise ConfigurationError(
+            "OUTBOX['STRAND_GRACE'] must be at least twice DISPATCH_EVERY, or entries count as "
+            "stranded before a worker had the time to take them."
+        )
+    if found.DEFAULT_OWNER and found.DEFAULT_OWNER not in found.OWNERS:
+        raise ConfigurationError(
+            f"OUTBOX['DEFAULT_OWNER'] is {found.DEFAULT_OWNER!r}, which OUTBOX['OWNERS'] does "
+            "not have: add its addresses there."
+        )
+    return found
+
+
+@receiver(setting_changed)
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "OUTBOX":
+        settings.cache_clear()

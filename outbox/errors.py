@@ -1,0 +1,41 @@
+"""Everything that this package raises on purpose. Losing a race is a value, never one of these."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class OutboxError(Exception):
+    """The root: catch this to catch all."""
+
+
+class ConfigurationError(OutboxError, ImproperlyConfigured):
+    """A setting or a task option that cannot work. The message names it and what to do."""
+
+
+class MisuseError(OutboxError, TypeError):
+    """A call that the extension cannot honour, such as `retry(throw=False)`."""
+
+
+class PayloadError(OutboxError, ValueError):
+    """Arguments or options that cannot be stored. Raised in the caller, before any SQL."""
+
+    def __init__(self, message: str, *, task: str | None = None) -> None:
+        super().__init__(message)
+        self.task = task
+
+
+class UnknownQueueError(OutboxError, LookupError):
+    """The queue is not in `task_queues` and `task_create_missing_queues` is off."""
+
+    def __init__(self, message: str, *, queue: str) -> None:
+        super().__init__(message)
+        self.queue = queue
+
+
+class BrokerUnavailable(OutboxError):
+    """The broker did not take the messages. The rows stay pending; nothing is lost."""
+
+
+class CallbackError(OutboxError):
+    """A link, an errback or the next step of a chain could not be written with the ending."""

@@ -1,0 +1,1 @@
+"""The life of a job, a file for each step."""

@@ -1,0 +1,308 @@
+"""enqueue: the entry commits with the caller's transaction, or not at all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from celery import Celery, signals
+from celery.exceptions import QueueNotFound
+from celery.result import AsyncResult
+from celery.utils.functional import maybe_list
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.entity import Queue
+
+from outbox import clock, payload, transitions
+from outbox.conf import settings
+from outbox.errors import MisuseError, PayloadError, UnknownQueueError
+from outbox.failpoints import Failpoint, reach
+from outbox.lifecycle import publish
+from outbox.models import OutboxEntry
+
+if TYPE_CHECKING:
+    from outbox.tasks import OutboxTask
+
+# What send_task() takes that lives in the row's options: its name there, and in the message.
+_EMBEDDED = {"link": "callbacks", "link_error": "errbacks", "chain": "chain", "chord": "chord"}
+_HEADERS = ("shadow", "group_id", "group_index", "replaced_task_nesting", "ignore_result")
+_EXTRAS = ("subject", "unique_key", "owner", "using")
+# Fixed by the extension, or without meaning for a row: accepted as Celery does, and left out.
+_WITHOUT_MEANING = (
+    "producer", "publisher", "connection", "router", "route_name", "result_cls", "retries",
+    "reply_to", "retry", "retry_policy", "declare", "serializer", "compression", "delivery_mode",
+    "mandatory", "immediate", "delivery_info", "origin", "exchange", "routing_key", "queue",
+    "exchange_type", "priority", "expiration", "timeout", "confirm_timeout",
+)  # fmt: skip
+_POSITIONAL = ("countdown", "eta", "task_id", "producer", "connection", "router", "result_cls")
+
+
+def take_over_send_task() -> None:
+    """Make every app's `send_task` durable for tasks that derive from OutboxTask.
+
+    On the class, since an app may send by name before it has bound a single task.
+    """
+    plain = Celery.send_task
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def send_task(
+        app: Celery, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        options.update(zip(_POSITIONAL, rest, strict=False))
+        task = durable_task(app, name, options.get("task_type"))
+        if task is not None:
+            return enqueue(task, args, kwargs, **options)
+        if extras := [extra for extra in _EXTRAS if extra in options]:
+            raise MisuseError(
+                f"{name} is not durable, so {', '.join(extras)} cannot be kept: derive it from "
+                "OutboxTask (with durable=True) or leave the option out."
+            )
+        return plain(app, name, args, kwargs, **options)
+
+    Celery.send_task = send_task
+
+
+def durable_task(app: Celery, name: str, task: Any = None) -> OutboxTask | None:
+    """The durable task of that name in this code base, or None."""
+    if task is None and (task := app.tasks.get(name)) is None:
+        app.loader.import_default_modules()  # a web process may not have imported it yet
+        task = app.tasks.get(name)
+    return task if getattr(task, "is_durable", False) else None
+
+
+def enqueue(task: OutboxTask, args: Any, kwargs: Any, **options: Any) -> AsyncResult:
+    """Write the entry in the caller's transaction; publish it when that commits.
+
+    Raises:
+        PayloadError: arguments, ID or options that cannot be stored. Nothing was written.
+        UnknownQueueError: no such queue, and Celery may not create it.
+        MisuseError: the ID is another entry's, or an option is unknown.
+    """
+    task_id = _task_id(options.pop("task_id", None), task=task.name)
+    using = options.pop("using", None) or task.database
+    row, more = _row(task, task_id, args, kwargs, options)
+    created = transitions.enqueue(row, using=using)
+    if not created:
+        task_id = _first(row, using=using)
+    else:
+        reach(Failpoint.ENQUEUED)
+        if row["countdown"] is not None and not row["countdown"]:
+            publish.on_commit(_delivery(row, more), app=task.app, using=using)
+    return _result(task, task_id, options, created=created)
+
+
+def _row(
+    task: OutboxTask, task_id: UUID, args: Any, kwargs: Any, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    app, name = task.app, task.name
+    queue, priority = _route(app, task, args, kwargs, options)
+    parent = app.current_worker_task
+    request = parent.request if parent else None
+    row = {
+        "id": task_id,
+        "task": name,
+        "args": _stored(list(args or ()), what="arguments", task=name),
+        "kwargs": _stored(dict(kwargs or {}), what="keyword arguments", task=name),
+        "queue": queue,
+        "priority": priority,
+        **_times(app, task, options),
+        "crash_limit": task.max_crashes,
+        "subject": _text(options.get("subject"), "subject", task=name),
+        "unique_key": _text(options.get("unique_key"), "unique_key", task=name) or None,
+        "owner": _text(options.get("owner") or task.owner, "owner", task=name),
+        "root_id": _uuid(options.get("root_id")) or (request and _uuid(request.root_id)) or task_id,
+        "parent_id": _uuid(options.get("parent_id")) or (request and _uuid(request.id)),
+    }
+    more = _options(task, options)
+    _before_publish(task, row, args, kwargs, more)
+    row["options"] = _stored(more, what="options", task=name)
+    _check_size(row, task=name)
+    return row, more
+
+
+def _options(task: OutboxTask, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the row keeps beside its columns: small, and {} for most entries."""
+    stamps = {stamp: options[stamp] for stamp in options.get("stamped_headers") or ()}
+    found: dict[str, Any] = {
+        kept: maybe_list(options.get(given)) if given.startswith("link") else options.get(given)
+        for given, kept in _EMBEDDED.items()
+    }
+    found |= {name: options.get(name) for name in _HEADERS}
+    found["headers"] = dict(options.get("headers") or {})
+    found["timelimit"] = _time_limits(options)
+    found["stamped_headers"] = list(stamps)
+    found["stamps"] = stamps
+    found["unique_key"] = options.get("unique_key")
+    found |= task.row_options()
+    _refuse_unknown(task.name, options, stamps)
+    return {name: value for name, value in found.items() if value or value == 0}
+
+
+def _refuse_unknown(task: str, options: Mapping[str, Any], stamps: Mapping[str, Any]) -> None:
+    known = {
+        *_EMBEDDED, *_HEADERS, *_EXTRAS, *_WITHOUT_MEANING, *stamps, "headers", "time_limit",
+        "soft_time_limit", "stamped_headers", "stamps", "countdown", "eta", "expires", "task_type",
+        "add_to_parent", "root_id", "parent_id",
+    }  # fmt: skip
+    if unknown := sorted(set(options) - known):
+        raise MisuseError(f"{task}: apply_async() does not take {', '.join(unknown)}.")
+
+
+def _time_limits(options: Mapping[str, Any]) -> list[Any] | None:
+    limits = [options.get("time_limit"), options.get("soft_time_limit")]
+    return limits if any(limits) else None
+
+
+def _times(app: Celery, task: OutboxTask, options: Mapping[str, Any]) -> dict[str, Any]:
+    """ETA and expiry become columns: in a message Redis or a worker's clock would act on them."""
+    countdown, eta, expires = (options.get(name) for name in ("countdown", "eta", "expires"))
+    return {
+        "countdown": None if eta else timedelta(seconds=countdown or 0),
+        "eta": _aware(app, eta) if eta else None,
+        "expires_in": timedelta(seconds=expires) if isinstance(expires, int | float) else None,
+        "expires_at": _aware(app, expires) if isinstance(expires, datetime | str) else None,
+        "retry_deadline": task.retry_deadline and timedelta(seconds=task.retry_deadline),
+        # A moment for the on-commit publish, which is nearly always first.
+        "publish_after": timedelta(seconds=settings().DISPATCH_EVERY),
+    }
+
+
+def _aware(app: Celery, moment: datetime | str) -> datetime:
+    found: datetime = maybe_make_aware(maybe_iso8601(moment), app.timezone)
+    return found
+
+
+def _route(
+    app: Celery, task: OutboxTask, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> tuple[str, int]:
+    asked = {
+        name: options[name]
+        for name in ("queue", "exchange", "routing_key", "priority")
+        if options.get(name) is not None
+    }
+    try:
+        routed = app.amqp.router.route(asked, task.name, args, kwargs, task)
+    except QueueNotFound as error:
+        raise UnknownQueueError(
+            f"{task.name}: no queue named {error.args[0]!r}. Add it to task_queues, or set "
+            "task_create_missing_queues.",
+            queue=str(error.args[0]),
+        ) from error
+    queue = routed.get("queue") or app.amqp.default_queue
+    name = queue.name if isinstance(queue, Queue) else str(queue)
+    return name, int(routed.get("priority") or 0)
+
+
+def _before_publish(
+    task: OutboxTask, row: Mapping[str, Any], args: Any, kwargs: Any, more: dict[str, Any]
+) -> None:
+    """Celery's signal, once, now: what its receivers add to the headers goes into the row."""
+    if not signals.before_task_publish.receivers:
+        return
+    headers = publish.protocol_headers(_delivery(row, more))
+    protocol = set(headers)
+    signals.before_task_publish.send(
+        sender=task.name,
+        body=(args or (), kwargs or {}, publish.embedded(more)),
+        exchange="",
+        routing_key=row["queue"],
+        declare=[],
+        headers=headers,
+        properties={"correlation_id": str(row["id"]), "priority": row["priority"]},
+        retry_policy={},
+    )
+    added = {name: value for name, value in headers.items() if name not in protocol}
+    if added:
+        more["headers"] = {**more.get("headers", {}), **added}
+
+
+def _delivery(row: Mapping[str, Any], options: Mapping[str, Any]) -> publish.Delivery:
+    return publish.Delivery(
+        id=row["id"],
+        version=0,
+        task=row["task"],
+        args=row["args"],
+        kwargs=row["kwargs"],
+        options=options,
+        queue=row["queue"],
+        priority=row["priority"],
+        retries=0,
+        root_id=row["root_id"],
+        parent_id=row["parent_id"],
+    )
+
+
+def _result(
+    task: OutboxTask, task_id: UUID, options: Mapping[str, Any], *, created: bool
+) -> AsyncResult:
+    result: AsyncResult = task.AsyncResult(str(task_id))
+    result.ignored = options.get("ignore_result")
+    result.created = created
+    parent = task.app.current_worker_task
+    if parent and options.get("add_to_parent", True):
+        parent.add_trail(result)
+    return result
+
+
+def _first(row: Mapping[str, Any], *, using: str) -> UUID:
+    """The entry that holds this one's unique key."""
+    live = OutboxEntry.objects.using(using).filter(task=row["task"], unique_key=row["unique_key"])
+    if row["unique_key"] and (found := live.values_list("pk", flat=True).first()):
+        return found
+    raise MisuseError(
+        f"{row['task']}: an entry with the ID {row['id']} exists. IDs are for one life; use "
+        "unique_key= to enqueue something once."
+    )
+
+
+def _task_id(given: Any, *, task: str) -> UUID:
+    if given is None:
+        return clock.new_id()
+    found = _uuid(given)
+    if found is None:
+        raise PayloadError(
+            f"{task}: the task ID {given!r} is not a UUID. Leave it out, or use unique_key= for a "
+            "name of your own.",
+            task=task,
+        )
+    return found
+
+
+def _uuid(value: Any) -> UUID | None:
+    try:
+        return value if isinstance(value, UUID) or value is None else UUID(str(value))
+    except ValueError:
+        return None
+
+
+def _stored(value: Any, *, what: str, task: str) -> str:
+    try:
+        return payload.dumps(value)
+    except PayloadError as error:
+        raise PayloadError(f"{task}: its {what} {error}.", task=task) from error
+
+
+def _text(value: Any, what: str, *, task: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or value != payload.clean(value, limit=1_000):
+        raise PayloadError(
+            f"{task}: {what} must be text of at most 1,000 characters, not {value!r:.80}.",
+            task=task,
+        )
+    return value
+
+
+def _check_size(row: Mapping[str, Any], *, task: str) -> None:
+    limit = settings().MAX_PAYLOAD_BYTES
+    size = sum(len(row[column].encode()) for column in ("args", "kwargs", "options"))
+    if size > limit:
+        raise PayloadError(
+            f"{task}: its arguments take {size:,} bytes, the limit is {limit:,} "
+            "(OUTBOX['MAX_PAYLOAD_BYTES']). Store the data and pass its key.",
+            task=task,
+        )

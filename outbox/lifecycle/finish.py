@@ -1,0 +1,203 @@
+"""finish: succeed, retry or fail, recorded under the claim's token; what follows goes with it."""
+
+from __future__ import annotations
+
+import logging
+import traceback as tracebacks
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery.canvas import Signature, maybe_signature
+from celery.exceptions import Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from django.db import transaction
+
+from outbox import payload, transitions
+from outbox.conf import settings
+from outbox.errors import PayloadError
+from outbox.events import Note
+from outbox.lifecycle.claim import Claim
+from outbox.outage import until_answered
+from outbox.transitions import Ending, Holder
+
+if TYPE_CHECKING:
+    from outbox.tasks import OutboxTask
+
+logger = logging.getLogger("outbox")
+
+STANDS = frozenset({Ending.RECORDED, Ending.REPEATED})
+
+
+@dataclass(frozen=True)
+class Again:
+    """What a retry asks for: when, and what it rewrites in the entry."""
+
+    delay: timedelta | datetime
+    changes: dict[str, Any] = field(default_factory=dict)
+    checked: bool = False  # Task.retry() has compared it with max_retries, perhaps its caller's
+
+    @classmethod
+    def from_exception(cls, error: Retry, task: OutboxTask) -> Again:
+        """A Retry that was raised by hand; `when` is seconds or a time."""
+        when = task.default_retry_delay if error.when is None else error.when
+        return cls(when_to_run(when, task))
+
+
+def when_to_run(when: Any, task: OutboxTask) -> timedelta | datetime:
+    """Seconds, an ISO string or a datetime, as Celery's `countdown` and `eta` take them."""
+    if isinstance(when, int | float):
+        return timedelta(seconds=when)
+    if isinstance(when, timedelta):
+        return when
+    found: datetime = maybe_make_aware(maybe_iso8601(when), task.app.timezone)
+    return found
+
+
+def succeed(task: OutboxTask, claim: Claim, result: Any) -> Ending:
+    """Record the success, its result, and with them whatever is linked to it."""
+    text = _result_text(task, claim, result)
+    return until_answered(
+        partial(_succeed, task, claim, result, text), using=claim.using, what="completing"
+    )
+
+
+def _succeed(task: OutboxTask, claim: Claim, result: Any, text: str | None) -> Ending:
+    record = partial(
+        transitions.succeed,
+        claim.id,
+        token=claim.token,
+        result=text,
+        task=claim.task,
+        owner=claim.owner,
+        using=claim.using,
+    )
+    request = task.request
+    if not (request.callbacks or request.chain):
+        return record()
+    with transaction.atomic(using=claim.using):
+        ending = record()
+        if ending is Ending.RECORDED:
+            _follow(task, claim, result)
+    request.callbacks = request.chain = None  # written: Celery must not publish them too
+    return ending
+
+
+def _follow(task: OutboxTask, claim: Claim, result: Any) -> None:
+    """Owe the links and the next step of a chain, in the ending's own transaction."""
+    request = task.request
+    order = {"parent_id": str(claim.id), "root_id": str(claim.root_id or claim.id)}
+    if task.app.conf.task_inherit_parent_priority:
+        order["priority"] = claim.priority  # type: ignore[assignment]
+    for link in request.callbacks or ():
+        _owe(task, claim, link, (result,), order)
+    if request.chain:
+        *rest, step = request.chain
+        _owe(task, claim, step, (result,), {**order, "chain": rest})
+
+
+def _owe(
+    task: OutboxTask, claim: Claim, link: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    signature: Signature = maybe_signature(link, app=task.app)
+    publish = partial(signature.apply_async, args, **options)
+    if _is_plain(task, signature):
+        # A plain task's message cannot be taken back: not before the ending has committed.
+        transaction.on_commit(publish, using=claim.using)
+    else:
+        publish()
+
+
+def _is_plain(task: OutboxTask, signature: Signature) -> bool:
+    registered = task.app.tasks.get(signature.task)
+    composite = signature.get("subtask_type") is not None
+    return not composite and not getattr(registered, "is_durable", False)
+
+
+def _result_text(task: OutboxTask, claim: Claim, result: Any) -> str | None:
+    """Recording an end must never fail because of what it says: a bad result is left out."""
+    if result is None or claim.options.get("ignore_result", task.ignore_result):
+        return None
+    try:
+        text = payload.dumps(result)
+    except PayloadError as error:
+        logger.warning("outbox.result.dropped entry_id=%s: it %s", claim.id, error)
+        return None
+    if len(text.encode()) > settings().MAX_PAYLOAD_BYTES:
+        logger.warning("outbox.result.dropped entry_id=%s: it is too large", claim.id)
+        return None
+    return text
+
+
+def retry(
+    task: OutboxTask, claim: Claim, again: Again, error: BaseException
+) -> tuple[Ending, bool]:
+    """Record a failure with budget left; without, a failure for good. Whether it was for good."""
+    if _budget_is_gone(task, claim, again) or _past_deadline(claim, again.delay):
+        return fail(task, claim, error), True
+    ending = until_answered(
+        partial(
+            transitions.retry,
+            claim.id,
+            token=claim.token,
+            delay=again.delay,
+            note=_note(error),
+            changes=again.changes,
+            using=claim.using,
+        ),
+        using=claim.using,
+        what="recording a retry",
+    )
+    return ending, False
+
+
+def _budget_is_gone(task: OutboxTask, claim: Claim, again: Again) -> bool:
+    limit = claim.failure_limit
+    if limit is None and not again.checked and task.max_retries is not None:
+        limit = claim.forgiven_failures + task.max_retries + 1
+    return limit is not None and claim.failures + 1 >= limit
+
+
+def _past_deadline(claim: Claim, delay: timedelta | datetime) -> bool:
+    if claim.deadline_at is None:
+        return False
+    start = delay if isinstance(delay, datetime) else datetime.now(UTC) + delay
+    return start >= claim.deadline_at
+
+
+def fail(
+    task: OutboxTask, claim: Claim, error: BaseException, *, traceback: str | None = None
+) -> Ending:
+    """Record a failure for good; the error and its traceback stay, the owner is told."""
+    return until_answered(
+        partial(
+            transitions.fail,
+            claim.id,
+            token=claim.token,
+            note=_note(error, traceback=traceback),
+            using=claim.using,
+        ),
+        using=claim.using,
+        what="recording a failure",
+    )
+
+
+def release(claim: Claim, *, reason: str) -> bool:
+    """Give the entry back, due now; burns nothing."""
+    return until_answered(
+        partial(
+            transitions.release,
+            claim.id,
+            holder=Holder(token=claim.token),
+            note=Note("worker", reason),
+            using=claim.using,
+        ),
+        using=claim.using,
+        what="releasing",
+    )
+
+
+def _note(error: BaseException, *, traceback: str | None = None) -> Note:
+    text = traceback or "".join(tracebacks.format_exception(error))
+    return Note("worker", error=f"{type(error).__name__}: {error}", traceback=text)

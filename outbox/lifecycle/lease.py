@@ -1,0 +1,74 @@
+"""lease: what becomes of a run whose lease nobody renews. Age alone never means dead."""
+
+from __future__ import annotations
+
+from django.db import connections
+
+from outbox import transitions
+from outbox.clock import backoff
+from outbox.conf import settings
+from outbox.events import Note
+from outbox.models import OutboxEntry
+
+# The living renew first: nothing is crashed before the server has been up for a whole lease.
+_UPTIME = "SELECT EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - pg_postmaster_start_time())"
+
+
+def sweep(*, using: str) -> dict[str, int]:
+    """Crash the runs whose lease is past, settle the cancelled ones, expire what is too late."""
+    found = {"expired": expire_late(using=using)}
+    if database_is_settled(using=using):
+        found["crashed"] = crash_lapsed(using=using)
+        found["settled"] = settle_abandoned(using=using)
+    return found
+
+
+def database_is_settled(*, using: str) -> bool:
+    with connections[using].cursor() as cursor:
+        cursor.execute(_UPTIME)
+        return float(cursor.fetchone()[0]) >= settings().LEASE
+
+
+def crash_lapsed(*, using: str) -> int:
+    rows = OutboxEntry.objects.using(using).lapsed()
+    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
+        for entry in held:
+            crash(entry, note=Note("sweep", "its lease ran out: the worker is gone"))
+    return len(held)
+
+
+def crash(entry: OutboxEntry, *, note: Note) -> None:
+    """Count the crash of a locked entry, by its own limit and its task's word on crashes."""
+    configured = settings()
+    limit = entry.crash_limit if entry.crash_limit is not None else configured.MAX_CRASHES
+    transitions.crash(
+        entry,
+        delay=backoff(entry.crashes, first=configured.CRASH_BACKOFF),
+        limit=limit,
+        on_crash=entry.options.get("on_crash", "retry"),
+        note=note,
+    )
+
+
+def settle_abandoned(*, using: str) -> int:
+    rows = OutboxEntry.objects.using(using).abandoned()
+    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
+        for entry in held:
+            transitions.settle_locked(entry, note=Note("sweep", "its run's lease ran out"))
+    return len(held)
+
+
+def expire_late(*, using: str) -> int:
+    rows = OutboxEntry.objects.using(using).too_late()
+    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
+        for entry in held:
+            transitions.expire(entry, note=Note("sweep", why_late(entry)))
+    return len(held)
+
+
+def why_late(entry: OutboxEntry) -> str:
+    if entry.expires_at is not None and (
+        entry.deadline_at is None or entry.expires_at <= entry.deadline_at
+    ):
+        return f"it expired at {entry.expires_at:%Y-%m-%d %H:%M:%S %Z} before it started"
+    return f"its retry deadline was {entry.deadline_at:%Y-%m-%d %H:%M:%S %Z}"

@@ -1,0 +1,70 @@
+"""What people do to entries besides cancelling them: requeue, resolve, run now, erase."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from outbox import transitions
+from outbox.conf import settings
+from outbox.events import Note
+from outbox.lifecycle.cancel import as_id, cancel, default_database
+from outbox.models import OutboxEntry
+
+
+def requeue(entry_id: UUID | str, *, actor: str, reason: str = "", using: str = "") -> bool:
+    """Owe a failed or cancelled entry again, under its ID, with a new retry budget.
+
+    False: it is in another state, its old run still goes on, or its unique key is another's now.
+    """
+    using = using or default_database()
+    found = OutboxEntry.objects.using(using).filter(pk=as_id(entry_id)).only("options").first()
+    if found is None:
+        return False
+    budget = found.options.get("max_crashes", settings().MAX_CRASHES)
+    return transitions.requeue(found.pk, note=Note(actor, reason), crash_budget=budget, using=using)
+
+
+def resolve(
+    entry_id: UUID | str,
+    *,
+    effect: str | None = None,
+    happened: bool,
+    result: Any = None,
+    actor: str,
+    using: str = "",
+) -> bool:
+    """A person's word on an uncertain entry: it happened (with a result), or it did not.
+
+    With `effect`, that effect is settled and the body runs again, past it. Without, for an entry
+    parked after a crash: happened ends it as succeeded, not happened runs it again.
+
+    False: it is not uncertain, it has no such unsettled effect, or it has some and none is named.
+    """
+    word = "it happened" if happened else "it did not happen"
+    note = Note(actor, f"{effect}: {word}" if effect else word)
+    return transitions.resolve(
+        as_id(entry_id),
+        effect=effect,
+        happened=happened,
+        result=result,
+        note=note,
+        using=using or default_database(),
+    )
+
+
+def run_now(entry_id: UUID | str, *, actor: str, using: str = "") -> bool:
+    """Make a pending entry due now. False: it is not pending."""
+    return transitions.run_now(as_id(entry_id), note=Note(actor), using=using or default_database())
+
+
+def erase(*, subject: str, actor: str, using: str = "") -> int:
+    """Remove what the entries about `subject` say; open ones are cancelled first. How many."""
+    using = using or default_database()
+    rows = OutboxEntry.objects.using(using).filter(subject=subject)
+    erased = 0
+    for entry in rows.only("status", "options").order_by("pk"):
+        if not entry.is_final:
+            cancel(entry.pk, actor=actor, reason="erased", using=using)
+        erased += transitions.erase(entry.pk, note=Note(actor), using=using)
+    return erased

@@ -1,0 +1,227 @@
+"""publish: from the row to the broker. On commit, by the tick, the clerk and the dispatcher.
+
+Publish before marking: a death between the two repeats a message; the other order loses one.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from celery import Celery, signals
+from celery.utils.nodenames import anon_nodename
+from celery.utils.saferepr import saferepr
+from django.db import DatabaseError, connections, transaction
+
+from outbox import payload, sql, transitions
+from outbox.brokers.sender import send
+from outbox.conf import settings
+from outbox.errors import BrokerUnavailable
+from outbox.events import Note
+from outbox.failpoints import Failpoint, reach
+from outbox.models import OutboxEntry
+
+logger = logging.getLogger("outbox")
+
+EXTERNAL = "external"
+_IDLE = "10s"  # an idle transaction must not hold rows for ever; a flush takes PUBLISH_TIMEOUT
+
+_NOTHING = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_EMPTY_BODY = payload.dumps([[], {}, _NOTHING])
+
+
+class Delivery(NamedTuple):
+    """What a message is rendered from: the columns of `sql.DUE`, or a row just inserted."""
+
+    id: UUID
+    version: int
+    task: str
+    args: str  # JSON
+    kwargs: str  # JSON
+    options: Mapping[str, Any]
+    queue: str
+    priority: int
+    retries: int
+    root_id: UUID | None
+    parent_id: UUID | None
+
+
+def dispatch(app: Celery, *, using: str) -> int:
+    """Publish all that is due, in batches, each in a transaction of its own; how many.
+
+    A dispatcher that dies frees its rows at once, since its locks die with it.
+
+    Raises:
+        BrokerUnavailable: nothing more can be published now; the rows stay as they are.
+    """
+    size, done = settings().BATCH_SIZE, 0
+    while (read := _batch(app, size=size, using=using)) == size:
+        done += read
+    return done + read
+
+
+def _batch(app: Celery, *, size: int, using: str) -> int:
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE}'")
+            cursor.execute(sql.DUE, {"limit": size})
+            rows = [_from_row(row) for row in cursor.fetchall()]
+        if rows:
+            _publish_locked(app, rows, using=using)
+    return len(rows)
+
+
+def _from_row(row: Sequence[Any]) -> Delivery:
+    delivery = Delivery(*row)
+    return delivery._replace(options=payload.loads(delivery.options))  # type: ignore[arg-type]
+
+
+def _publish_locked(app: Celery, rows: Sequence[Delivery], *, using: str) -> None:
+    messages: list[dict[str, Any]] = []
+    sent: list[Delivery] = []
+    for delivery in rows:
+        try:
+            messages.append(render(delivery))
+            sent.append(delivery)
+        except Exception as error:  # it fails alone: the rows behind it go on
+            _reject(delivery, error, using=using)
+    send(app, messages)
+    reach(Failpoint.FLUSHED)
+    _tell_celery(sent, messages)
+    ours = [(item.id, item.version) for item in sent if not _is_external(item)]
+    transitions.publish(ours, using=using)
+    for delivery in filter(_is_external, sent):
+        transitions.hand_off(OutboxEntry.objects.using(using).get(pk=delivery.id))
+
+
+def _reject(delivery: Delivery, error: Exception, *, using: str) -> None:
+    entry = OutboxEntry.objects.using(using).get(pk=delivery.id)
+    words = f"it cannot be rendered as a message: {type(error).__name__}: {error}"
+    transitions.reject(entry, note=Note("dispatcher", words))
+
+
+def on_commit(delivery: Delivery, *, app: Celery, using: str) -> None:
+    """Publish when the caller's transaction commits, with all of its other entries at once."""
+    waiting = connections[using].__dict__.setdefault("outbox_waiting", weakref.WeakKeyDictionary())
+    hook = _Hook(delivery, app=app, using=using, waiting=waiting)
+    waiting[hook] = None
+    transaction.on_commit(hook, using=using, robust=True)
+
+
+class _Hook:
+    """One enqueue's hold on the commit. The first that runs publishes for all that are alive.
+
+    Registered per enqueue, since Django drops the hooks of a savepoint that is rolled back, and
+    held weakly by its siblings, so that what Django dropped is not published.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        app: Celery,
+        using: str,
+        waiting: weakref.WeakKeyDictionary[_Hook, None],
+    ) -> None:
+        self.delivery, self.app, self.using, self.waiting = delivery, app, using, waiting
+
+    def __call__(self) -> None:
+        if self not in self.waiting:
+            return
+        deliveries = [hook.delivery for hook in self.waiting]
+        self.waiting.clear()
+        publish_committed(self.app, deliveries, using=self.using)
+
+
+def publish_committed(app: Celery, deliveries: Sequence[Delivery], *, using: str) -> None:
+    """Publish entries that have just been committed. A failure is logged: the rows are there."""
+    reach(Failpoint.COMMITTED)
+    ours = [delivery for delivery in deliveries if not _is_external(delivery)]
+    if not ours or settings().PAUSED:
+        return
+    try:
+        messages = [render(delivery) for delivery in ours]
+        send(app, messages)
+        _tell_celery(ours, messages)
+        transitions.publish([(item.id, item.version) for item in ours], using=using)
+    except (BrokerUnavailable, DatabaseError, ValueError, TypeError) as error:
+        logger.warning("outbox.publish.deferred %d to the dispatcher: %s", len(ours), error)
+
+
+def _is_external(delivery: Delivery) -> bool:
+    return delivery.options.get("consumer") == EXTERNAL
+
+
+def render(delivery: Delivery) -> dict[str, Any]:
+    """The arguments of `kombu.Producer.publish`: Celery's protocol 2, by the anonymous exchange."""
+    return {
+        "body": _body(delivery),
+        "exchange": "",
+        "routing_key": delivery.queue,
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "headers": protocol_headers(delivery) | delivery.options.get("headers", {}),
+        "correlation_id": str(delivery.id),
+        "reply_to": "",
+        "delivery_mode": 2,
+        "priority": delivery.priority,
+    }
+
+
+def _body(delivery: Delivery) -> str:
+    if not _carries_arguments(delivery):
+        return _EMPTY_BODY
+    embed = payload.dumps(embedded(delivery.options))
+    return f"[{delivery.args}, {delivery.kwargs}, {embed}]"
+
+
+def _carries_arguments(delivery: Delivery) -> bool:
+    return delivery.options.get("payload") == "message" or _is_external(delivery)
+
+
+def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The third part of a message's body: what follows the task."""
+    return {name: options.get(name) for name in _NOTHING}
+
+
+def protocol_headers(delivery: Delivery) -> dict[str, Any]:
+    """Neither an ETA nor an expiry among them: Redis and the worker's clock would act on it."""
+    options = delivery.options
+    shown = _carries_arguments(delivery)
+    return {
+        "lang": "py",
+        "task": delivery.task,
+        "id": str(delivery.id),
+        "shadow": options.get("shadow"),
+        "eta": None,
+        "expires": None,
+        "group": options.get("group_id"),
+        "group_index": options.get("group_index"),
+        "retries": delivery.retries,
+        "timelimit": options.get("timelimit") or [None, None],
+        "root_id": str(delivery.root_id or delivery.id),
+        "parent_id": delivery.parent_id and str(delivery.parent_id),
+        "argsrepr": saferepr(payload.loads(delivery.args)) if shown else "",
+        "kwargsrepr": saferepr(payload.loads(delivery.kwargs)) if shown else "",
+        "origin": anon_nodename(),
+        "ignore_result": options.get("ignore_result", False),
+        "replaced_task_nesting": options.get("replaced_task_nesting", 0),
+        "stamped_headers": options.get("stamped_headers"),
+        "stamps": options.get("stamps", {}),
+    }
+
+
+def _tell_celery(sent: Sequence[Delivery], messages: Sequence[Mapping[str, Any]]) -> None:
+    if not signals.after_task_publish.receivers:
+        return
+    for delivery, message in zip(sent, messages, strict=True):
+        signals.after_task_publish.send(
+            sender=delivery.task,
+            body=message["body"],
+            headers=message["headers"],
+            exchange=message["exchange"],
+            routing_key=message["routing_key"],
+        )

@@ -1,0 +1,156 @@
+"""run: the body under its claim, and the one ending that it gets."""
+
+from __future__ import annotations
+
+import traceback as tracebacks
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Ignore, Reject, Retry
+from django.db import transaction
+
+from outbox.failpoints import Failpoint, reach
+from outbox.lifecycle import finish
+from outbox.lifecycle.claim import Claim
+from outbox.transitions import Ending
+from outbox.worker.stopping import is_stopping
+
+if TYPE_CHECKING:
+    from outbox.tasks import OutboxTask
+
+REQUEST_KEY = "outbox_run"
+
+
+class Run:
+    """What this process knows of the run that it owns: the claim, and how far it has come."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.entered = False  # the body has begun: a nested call of the same task is a plain one
+        self.ended = False  # an ending was recorded, or refused
+        self.retrying = False  # inside Task.retry(), which ends in apply_async of our own ID
+        self.again: finish.Again | None = None  # what retry() asked for
+
+
+class TaskExited(Exception):
+    """The body left by SystemExit, MemoryError or the like, which would wedge or end the worker."""
+
+
+def as_request(run: Run) -> dict[str, Any]:
+    """What the row knows better than the message, for `task.request`."""
+    claim, options = run.claim, run.claim.options
+    return {
+        **options.get("headers", {}),
+        REQUEST_KEY: run,
+        "headers": options.get("headers", {}),
+        "retries": claim.retries,
+        "root_id": str(claim.root_id or claim.id),
+        "parent_id": claim.parent_id and str(claim.parent_id),
+        "callbacks": options.get("callbacks"),
+        "errbacks": options.get("errbacks"),
+        "chain": options.get("chain"),
+        "chord": options.get("chord"),
+        "group": options.get("group_id"),
+        "group_index": options.get("group_index"),
+    }
+
+
+def current(task: OutboxTask) -> Run | None:
+    """The run that the task's request belongs to; None where it is called plainly or eagerly."""
+    return getattr(task.request, REQUEST_KEY, None)
+
+
+def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
+    """Run the body, record its ending, and tell Celery's tracer what was recorded.
+
+    Raises what Celery expects of the outcome: Retry, Ignore (nothing to store), or the error.
+    """
+    run.entered = True
+    try:
+        if task.atomic:
+            return _perform_atomic(task, run, args, kwargs)
+        result = task.run(*args, **kwargs)
+        reach(Failpoint.RETURNED)
+        return _succeeded(task, run, result)
+    except BaseException as error:
+        if run.ended:
+            raise
+        return _raised(task, run, error)
+
+
+def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
+    """Body and completion commit together; the entry is touched only by the last statement."""
+    ended = False
+    try:
+        with transaction.atomic(using=run.claim.using):
+            result = task.run(*args, **kwargs)
+            reach(Failpoint.RETURNED)
+            ending = finish.succeed(task, run.claim, result)
+            if ending not in finish.STANDS:
+                raise _Discarded(ending)
+            ended = True
+    except _Discarded as discarded:
+        run.ended = True
+        raise Ignore(str(discarded)) from None
+    run.ended = ended
+    return result
+
+
+class _Discarded(Exception):
+    """Rolls the body's transaction back: its entry is no longer this run's."""
+
+
+def _succeeded(task: OutboxTask, run: Run, result: Any) -> Any:
+    ending = finish.succeed(task, run.claim, result)
+    run.ended = True
+    _stand(ending)
+    return result
+
+
+def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
+    """Record what the body raised, and raise what Celery should hear."""
+    if isinstance(error, SystemExit) and is_stopping():
+        run.ended = True
+        finish.release(run.claim, reason="the worker stopped")
+        raise Ignore("released") from error
+    if isinstance(error, Ignore):  # Celery's "done, store nothing"
+        return _end(run, finish.succeed(task, run.claim, None), error)
+    if isinstance(error, Retry):
+        again = run.again or finish.Again.from_exception(error, task)
+        ending, final = finish.retry(task, run.claim, again, _cause(error))
+        return _end(run, ending, _plain(_cause(error)) if final else error)
+    if isinstance(error, Reject):
+        error = error.reason if isinstance(error.reason, Exception) else _plain(error)
+    return _end(run, finish.fail(task, run.claim, error), _plain(error))
+
+
+def _cause(error: Retry) -> BaseException:
+    return error.exc if isinstance(error.exc, BaseException) else error
+
+
+def _plain(error: BaseException) -> Exception:
+    """Neither SystemExit nor MemoryError may leave: they wedge or kill the worker."""
+    if isinstance(error, Exception) and not isinstance(error, MemoryError | Reject):
+        return error
+    return TaskExited(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+
+
+def _end(run: Run, ending: Ending, tell: BaseException) -> Any:
+    run.ended = True
+    _stand(ending)
+    raise tell
+
+
+def _stand(ending: Ending) -> None:
+    if ending not in finish.STANDS:
+        raise Ignore(f"discarded: {ending.value}")
+
+
+def end_unrecorded(task: OutboxTask, run: Run, retval: Any) -> None:
+    """The tracer came back and the body never ran: record what it met instead."""
+    run.ended = True
+    error = getattr(retval, "exception", None)
+    error = getattr(error, "exc", error)
+    if not isinstance(error, BaseException):
+        error = TaskExited(f"{task.name} returned without running its body")
+    text = str(getattr(retval, "traceback", "") or "".join(tracebacks.format_exception(error)))
+    finish.fail(task, run.claim, error, traceback=text)

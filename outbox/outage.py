@@ -1,0 +1,45 @@
+"""Waiting for a database that is away: a claim and an ending are repeated until it answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import InterfaceError, OperationalError, connections
+
+logger = logging.getLogger("outbox")
+
+FIRST_PAUSE = 0.1  # seconds, doubling
+LONGEST_PAUSE = 5.0
+
+T = TypeVar("T")
+
+
+def never() -> bool:
+    return False
+
+
+def until_answered(
+    work: Callable[[], T], *, using: str, what: str, give_up: Callable[[], bool] = never
+) -> T:
+    """Do `work`, a statement that may be repeated, until the database has answered.
+
+    Inside a transaction the error is raised at once: only its owner can repeat that.
+
+    Raises:
+        OperationalError, InterfaceError: `give_up` said so while the database was away.
+    """
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return work()
+        except (OperationalError, InterfaceError) as error:
+            if connections[using].in_atomic_block or give_up():
+                raise
+            if pause == FIRST_PAUSE:
+                logger.warning("outbox.database.away while %s: %s", what, error)
+            connections[using].close()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,82 @@
+"""Arguments and results as JSON that PostgreSQL takes and Python gets back as it went in.
+
+kombu's encoder carries UUID, datetime, Decimal and bytes. What `jsonb` would refuse is refused
+here, in the caller and before any SQL: inside the caller's transaction the error would abort it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from django.db import models
+from kombu.utils import json as kombu_json
+
+from outbox.errors import PayloadError
+
+_REFUSED = re.compile(r"\\u0000|\\ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def dumps(value: Any) -> str:
+    """Encode for storage.
+
+    Raises:
+        PayloadError: not JSON (naming the type), or text that `jsonb` refuses: NUL, a lone
+            surrogate, NaN or an infinity.
+    """
+    try:
+        text: str = kombu_json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PayloadError(f"cannot be stored as JSON: {error}") from error
+    # ensure_ascii turns a real character above U+FFFF into a pair: look at the decoded text then.
+    if _REFUSED.search(text):
+        _refuse_bad_text(value)
+    return text
+
+
+def loads(text: str) -> Any:
+    """Decode what `dumps` wrote."""
+    return kombu_json.loads(text)
+
+
+def _refuse_bad_text(value: Any) -> None:
+    plain = json.dumps(kombu_json.loads(kombu_json.dumps(value)), ensure_ascii=False, default=str)
+    if "\\u0000" in plain.replace("\\\\", ""):
+        raise PayloadError("cannot be stored: PostgreSQL refuses NUL characters (\\x00) in JSON")
+    if _SURROGATE.search(plain):
+        raise PayloadError("cannot be stored: it has a lone surrogate, which is not valid text")
+
+
+def clean(text: str, *, limit: int) -> str:
+    """Text that PostgreSQL stores whatever it says, capped to `limit` characters in the middle."""
+    text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\x00", "\\x00"))
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+class _Encoder(json.JSONEncoder):
+    def encode(self, o: Any) -> str:
+        return dumps(o)
+
+
+class _Decoder(json.JSONDecoder):
+    def decode(self, s: str, *_: Any) -> Any:
+        return loads(s)
+
+
+class PayloadField(models.JSONField):
+    """A `jsonb` column through kombu's encoder."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["encoder"] = _Encoder
+        kwargs["decoder"] = _Decoder
+        super().__init__(*args, **kwargs)
+
+    def deconstruct(self) -> Any:
+        name, path, args, kwargs = super().deconstruct()
+        del kwargs["encoder"], kwargs["decoder"]
+        return name, path, args, kwargs

@@ -1,0 +1,40 @@
+"""Django signals, one for each verb, sent after the transition's commit.
+
+`entry_failed` and its siblings carry `entry_id` (UUID), `task` (name), `owner` (str) and
+`using` (database alias). A receiver that raises is logged and stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from uuid import UUID
+
+from django.db import transaction
+from django.dispatch import Signal
+
+from outbox.states import EDGES, Verb
+
+by_verb: Mapping[Verb, Signal] = MappingProxyType({verb: Signal() for verb in EDGES})
+
+entry_retried = by_verb[Verb.RETRY]
+entry_failed = by_verb[Verb.FAIL]
+entry_parked = by_verb[Verb.PARK]
+entry_crashed = by_verb[Verb.CRASH]
+entry_stranded = by_verb[Verb.STRAND]
+entry_expired = by_verb[Verb.EXPIRE]
+entry_rejected = by_verb[Verb.REJECT]
+entry_cancelled = by_verb[Verb.CANCEL]
+entry_requeued = by_verb[Verb.REQUEUE]
+
+
+def announce(verb: Verb, *, entry_id: UUID, task: str, owner: str, using: str) -> None:
+    """Send the verb's signal once the surrounding transaction has committed."""
+    signal = by_verb[verb]
+    if not signal.receivers:
+        return
+
+    def send() -> None:
+        signal.send_robust(sender=verb, entry_id=entry_id, task=task, owner=owner, using=using)
+
+    transaction.on_commit(send, using=using, robust=True)

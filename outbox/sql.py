@@ -1,0 +1,98 @@
+"""The statements of the happy path, as SQL: the ORM has no UPDATE … RETURNING, and compiling
+them anew for every job would cost more than running them. Executed by `outbox.transitions` only.
+"""
+
+from __future__ import annotations
+
+# Columns that the caller leaves to the database have no place here. A taken ID or a live unique
+# key inserts nothing: raising would abort the caller's transaction.
+ENQUEUE = """
+INSERT INTO celery_outbox_entry
+  (id, task, args, kwargs, options, queue, priority, available_at, publish_after, due_at,
+   expires_at, deadline_at, crash_limit, subject, unique_key, owner, root_id, parent_id)
+SELECT
+  %(id)s, %(task)s, %(args)s::jsonb, %(kwargs)s::jsonb, %(options)s::jsonb, %(queue)s,
+  %(priority)s, at, STATEMENT_TIMESTAMP() + %(publish_after)s::interval, at,
+  COALESCE(%(expires_at)s::timestamptz, STATEMENT_TIMESTAMP() + %(expires_in)s::interval),
+  at + %(retry_deadline)s::interval, %(crash_limit)s, %(subject)s, %(unique_key)s, %(owner)s,
+  %(root_id)s, %(parent_id)s
+FROM (
+  SELECT COALESCE(%(eta)s::timestamptz, STATEMENT_TIMESTAMP() + %(countdown)s::interval) AS at
+) AS due
+ON CONFLICT DO NOTHING
+"""
+
+# By version: an on-commit publish that marks late must not mark the entry's next life.
+PUBLISH = """
+UPDATE celery_outbox_entry AS e
+SET status = 'published', version = e.version + 1, publishes = e.publishes + 1,
+    published_at = STATEMENT_TIMESTAMP(), missing_since = NULL
+FROM unnest(%(ids)s::uuid[], %(versions)s::bigint[]) AS seen (id, version)
+WHERE e.id = seen.id AND e.version = seen.version AND e.status = 'pending'
+"""
+
+# From pending, available_at counts: an old copy that the broker redelivers must not defeat the
+# backoff. From running, only the delivery's own token: the repeat of a claim whose reply was lost.
+_CLAIM = """
+UPDATE celery_outbox_entry AS e
+SET status = 'running', version = e.version + 1,
+    attempts = e.attempts + CASE WHEN e.status = 'running' THEN 0 ELSE 1 END,
+    claim_token = %(token)s, lease_owner = %(owner)s, lease_pid = %(pid)s,
+    lease_until = STATEMENT_TIMESTAMP() + %(lease)s, started_at = STATEMENT_TIMESTAMP(),
+    missing_since = NULL,
+    unique_key = CASE WHEN %(keep_unique)s THEN e.unique_key END
+{unsynced}
+WHERE e.id = %(id)s AND e.task = %(task)s
+  AND (e.status = 'published'
+       OR e.status = 'pending' AND e.available_at <= STATEMENT_TIMESTAMP()
+       OR e.status = 'running' AND e.claim_token = %(token)s)
+  AND (e.expires_at IS NULL OR e.expires_at > STATEMENT_TIMESTAMP())
+  AND (e.deadline_at IS NULL OR e.deadline_at > STATEMENT_TIMESTAMP())
+RETURNING e.id, e.task, e.args, e.kwargs, e.options, e.queue, e.priority, e.claim_token,
+  e.attempts, e.failures, e.forgiven_failures, e.failure_limit, e.crashes, e.deadline_at,
+  e.subject, e.owner, e.root_id, e.parent_id
+"""
+
+CLAIM = _CLAIM.format(unsynced="")
+
+# Commits this one statement without waiting for the disk and leaves the session as it was, so
+# that it is right behind PgBouncer too. MATERIALIZED: it must run before the update.
+CLAIM_UNSYNCED = (
+    "WITH unsynced AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
+    + _CLAIM.format(unsynced="FROM unsynced")
+)
+
+# In ID order and skipping what is locked: one locked row must not hold up the others' renewal.
+RENEW = """
+WITH held AS MATERIALIZED (
+  SELECT id FROM celery_outbox_entry
+  WHERE id = ANY(%(ids)s::uuid[]) AND lease_owner = %(owner)s
+    AND status IN ('running', 'cancelled')
+  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE celery_outbox_entry AS e
+SET lease_until = STATEMENT_TIMESTAMP() + %(lease)s, version = e.version + 1
+FROM held WHERE e.id = held.id AND e.lease_owner = %(owner)s
+RETURNING e.id
+"""
+
+SUCCEED = """
+UPDATE celery_outbox_entry
+SET status = 'succeeded', version = version + 1, finished_at = STATEMENT_TIMESTAMP(),
+    result = %(result)s::jsonb, error = '', traceback = '', unique_key = NULL,
+    lease_owner = NULL, lease_pid = NULL, lease_until = NULL
+WHERE id = %(id)s AND claim_token = %(token)s AND status = 'running'
+"""
+
+# What the dispatcher needs of a due row, locked until the batch is marked.
+DUE = """
+SELECT id, version, task, args, kwargs, options, queue, priority, failures - forgiven_failures,
+       root_id, parent_id
+FROM celery_outbox_entry
+WHERE status = 'pending' AND available_at <= STATEMENT_TIMESTAMP()
+  AND publish_after <= STATEMENT_TIMESTAMP()
+  AND queue NOT IN (SELECT name FROM celery_outbox_queue WHERE paused)
+ORDER BY available_at
+LIMIT %(limit)s
+FOR NO KEY UPDATE SKIP LOCKED
+"""

@@ -1,0 +1,1 @@
+"""The places where Celery's worker is touched, a file each."""

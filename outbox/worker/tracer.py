@@ -1,0 +1,75 @@
+"""Around Celery's tracer: the claim comes before `task_prerun`, the check of the end after it.
+
+A lost claim *returns* what an ignored task returns. Raising here would leave the message unacked
+in the threads pool and end a solo worker (docs/explanation/worker.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from billiard.einfo import ExceptionInfo
+from celery.app.trace import TraceInfo, trace_ok_t
+from celery.exceptions import Ignore, Reject
+from celery.states import IGNORED, REJECTED
+from django.db import InterfaceError, OperationalError
+
+from outbox.lifecycle import run
+from outbox.lifecycle.claim import Claim, Discard, take
+from outbox.worker.stopping import is_stopping
+
+if TYPE_CHECKING:
+    from outbox.tasks import OutboxTask
+
+logger = logging.getLogger("outbox")
+
+Tracer = Callable[..., Any]
+
+
+def wrap(task: OutboxTask, tracer: Tracer) -> Tracer:
+    """A tracer that runs `task` only under a claim, with what the row says."""
+
+    def trace(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+        if not task.is_durable:
+            return tracer(uuid, args, kwargs, request)
+        try:
+            found = _take(task, uuid, args, kwargs)
+        except (OperationalError, InterfaceError) as error:
+            return _returned(Reject(error, requeue=True), REJECTED)
+        if isinstance(found, Discard):
+            return _returned(Ignore(found.value), IGNORED)
+        return _trace(task, tracer, found, request or {})
+
+    return trace
+
+
+def _take(task: OutboxTask, uuid: str, args: Any, kwargs: Any) -> Claim | Discard:
+    try:
+        entry_id = UUID(str(uuid))
+    except ValueError:
+        found: Claim | Discard = Discard.UNKNOWN
+    else:
+        found = take(task, entry_id, args, kwargs, stopping=is_stopping)
+    if isinstance(found, Discard):
+        logger.info("outbox.delivery.discarded entry_id=%s task=%s: %s", uuid, task.name, found)
+    return found
+
+
+def _trace(task: OutboxTask, tracer: Tracer, claim: Claim, request: dict[str, Any]) -> Any:
+    current = run.Run(claim)
+    request.update(run.as_request(current))
+    traced = tracer(str(claim.id), claim.args, claim.kwargs, request)
+    if not current.ended:
+        # A before_start that raised never reaches __call__.
+        run.end_unrecorded(task, current, traced.retval)
+    return traced
+
+
+def _returned(error: Exception, state: str) -> Any:
+    try:
+        raise error
+    except type(error):
+        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(state, error), 0.0, None)

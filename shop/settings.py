@@ -1,0 +1,154 @@
+"""Settings of the shop. Everything that differs between machines comes from the environment."""
+
+import os
+from pathlib import Path
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+def env(name: str, default: str = "") -> str:
+    return os.environ.get(name, default)
+
+
+def env_flag(name: str) -> bool:
+    return env(name).strip().lower() in {"1", "true", "yes", "on"}
+
+
+def env_list(name: str, default: str = "") -> list[str]:
+    return [item.strip() for item in env(name, default).split(",") if item.strip()]
+
+
+# Who may ask, and how much is told.
+
+LOCAL_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+
+DEBUG = env_flag("DJANGO_DEBUG")
+ALLOWED_HOSTS = env_list("DJANGO_ALLOWED_HOSTS", ",".join(LOCAL_HOSTS))
+CSRF_TRUSTED_ORIGINS = env_list("DJANGO_CSRF_TRUSTED_ORIGINS")
+
+# A fresh clone runs without a key, because it answers to this machine only. As soon as it
+# answers to any other name, the published key would let anybody forge a session.
+SECRET_KEY = env("DJANGO_SECRET_KEY")
+if not SECRET_KEY:
+    if not DEBUG and not set(ALLOWED_HOSTS) <= set(LOCAL_HOSTS):
+        raise ImproperlyConfigured(
+            "Set DJANGO_SECRET_KEY to a long random text: DJANGO_ALLOWED_HOSTS lets other"
+            " machines in, and the built-in key is public."
+        )
+    SECRET_KEY = "for-development-on-this-machine-only-everybody-can-read-this-key"
+
+# The application.
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_celery_results",
+    "outbox",
+    "shop",
+    "receipts",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "shop.context.mails",
+            ],
+        },
+    },
+]
+ROOT_URLCONF = "shop.urls"
+WSGI_APPLICATION = "shop.wsgi.application"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+LANGUAGE_CODE = "en-gb"
+TIME_ZONE = "UTC"
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATIC_ROOT = env("DJANGO_STATIC_ROOT") or None
+WHITENOISE_USE_FINDERS = True  # so that nobody has to run collectstatic first
+
+# The database: orders, and what is owed for them. The connection is kept between tasks, which
+# would otherwise each open their own, and checked first, since the server may have restarted.
+
+DATABASES = {
+    "default": dj_database_url.config(
+        default="postgres://postgres@127.0.0.1:5432/outbox",
+        conn_max_age=600,
+        conn_health_checks=True,
+    )
+}
+
+# Celery. `OutboxTask` acknowledges late by itself; this extends the same to plain tasks.
+
+CELERY_BROKER_URL = env("CELERY_BROKER_URL", "redis://127.0.0.1:6379/0")
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker outlives any outage of its broker
+CELERY_BROKER_TRANSPORT_OPTIONS = {  # without a limit, a publish to a dead peer hangs for ever
+    "socket_connect_timeout": 5,
+    "socket_timeout": 5,
+}
+CELERY_RESULT_BACKEND = "django-db"
+CELERY_RESULT_EXTENDED = True
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_SERIALIZER = "json"
+CELERY_RESULT_SERIALIZER = "json"
+CELERY_TASK_DEFAULT_QUEUE = "celery"
+CELERY_TASK_ACKS_LATE = True
+CELERY_TIMEZONE = TIME_ZONE
+
+# The outbox: who hears of an obligation that could not be met. The rest are its defaults.
+
+OUTBOX = {
+    "OWNERS": {"shop": env_list("SHOP_OWNERS", "owner@shop.example")},
+    "DEFAULT_OWNER": "shop",
+}
+
+# Mail. The timeout turns a mail server that never answers into a failure that is tried again.
+
+EMAIL_HOST = env("EMAIL_HOST", "127.0.0.1")
+EMAIL_PORT = int(env("EMAIL_PORT", "25"))
+EMAIL_HOST_USER = env("EMAIL_HOST_USER")
+EMAIL_HOST_PASSWORD = env("EMAIL_HOST_PASSWORD")
+EMAIL_USE_TLS = env_flag("EMAIL_USE_TLS")
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = env("DEFAULT_FROM_EMAIL", "Paper & Ink <receipts@shop.example>")
+SERVER_EMAIL = DEFAULT_FROM_EMAIL
+
+# Where a local mail server leaves its mails as files; with it, the shop shows them at /mails/.
+SHOP_MAIL_FOLDER = env("SHOP_MAIL_FOLDER") or None
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "root": {"handlers": ["stderr"], "level": env("LOG_LEVEL", "INFO")},
+    "loggers": {
+        # Django brings handlers of its own for these; one line in one place is enough.
+        "django": {"handlers": [], "level": "INFO", "propagate": True},
+        # The local mail server's protocol, line by line.
+        "mail.log": {"level": "WARNING"},
+    },
+}

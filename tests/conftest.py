@@ -1,0 +1,81 @@
+"""Fixtures that every test may use."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings as django_settings
+from django.db import connection
+
+from outbox.brokers import sender
+from outbox.drill.processes import Process
+from outbox.embedded import Servers
+from tests.servers import RUNNING
+
+
+@pytest.fixture(scope="session")
+def servers(pytestconfig: pytest.Config) -> Servers:
+    """The run's own servers, for tests that stop, kill and restart them."""
+    if RUNNING not in pytestconfig.stash:
+        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
+        refuse("DATABASE_URL names servers that are not ours to stop")
+    return pytestconfig.stash[RUNNING]
+
+
+@pytest.fixture
+def valkey() -> Iterator[redis.Redis]:
+    """A client of the broker, whose database is empty before and after."""
+    with redis.Redis.from_url(os.environ["CELERY_BROKER_URL"]) as client:
+        client.flushdb()
+        yield client
+        client.flushdb()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_breaker() -> None:
+    """One test's broken broker must not keep the next one's messages back."""
+    sender.close_breaker()
+
+
+@pytest.fixture
+def surroundings() -> dict[str, str]:
+    """The environment of processes that work on the test's own database and broker."""
+    given = connection.settings_dict
+    host = f"{given['USER']}:{given['PASSWORD']}@{given['HOST']}:{given['PORT']}"
+    return {
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DATABASE_URL": f"postgresql://{host}/{given['NAME']}",
+        "CELERY_BROKER_URL": django_settings.CELERY_BROKER_URL,
+    }
+
+
+StartWorker = Callable[..., Process]
+
+
+@pytest.fixture
+def start_worker(
+    transactional_db: None, valkey: redis.Redis, surroundings: dict[str, str], tmp_path: Path
+) -> Iterator[StartWorker]:
+    """Start a real Celery worker on the test's database; it is stopped at the end."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, name: str = "worker", **env: Any) -> Process:
+            argv = [sys.executable, "-m", "celery", "-A", "tests.worker", "worker"]
+            common = ["--loglevel=INFO", "-n", f"{name}@%h", "--without-mingle", "--without-gossip"]
+            pool = [] if any(text.startswith("--pool") for text in arguments) else ["-c", "2"]
+            process = Process(
+                name,
+                argv=[*argv, *common, *pool, *arguments],
+                log=tmp_path / f"{name}.log",
+                env={**surroundings, **env},
+            )
+            stack.enter_context(process)
+            process.wait_for(lambda: " ready." in process.tail(50), timeout=30, what="ready")
+            return process
+
+        yield start

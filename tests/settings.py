@@ -1,0 +1,17 @@
+"""The shop's settings, with the tests' own tasks and short times."""
+
+from shop.settings import *  # noqa: F403
+from shop.settings import INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
+
+OUTBOX = {
+    "LEASE": 2,
+    "DISPATCH_EVERY": 0.2,
+    "RECONCILE_EVERY": 1,
+    "STRAND_GRACE": 1,
+    "CRASH_BACKOFF": 1,
+    "BREAKER": 0.1,
+    "OWNERS": {"tests": ["owner@tests.example"]},
+    "DEFAULT_OWNER": "",
+}

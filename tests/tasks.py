@@ -1,0 +1,143 @@
+"""Tasks for the tests. What they did is a row or a line in a file, never a variable."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import shared_task
+from celery.exceptions import Ignore, Reject
+from django.contrib.auth.models import Group
+
+from outbox.tasks import OutboxTask
+
+
+class Passing(Exception):
+    """Worth another try."""
+
+
+def note(path: str, line: str) -> None:
+    """Append a line, in one write, so that processes do not mix theirs."""
+    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+
+
+@shared_task(base=OutboxTask)
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@shared_task(base=OutboxTask)
+def echo(*args: Any, **kwargs: Any) -> list[Any]:
+    return [list(args), kwargs]
+
+
+@shared_task(base=OutboxTask, bind=True)
+def noted(self: OutboxTask, path: str, words: str = "ran") -> str:
+    """Note the run, with what the request says of it."""
+    note(path, f"{self.request.id} {self.request.retries} {words}")
+    return words
+
+
+@shared_task(base=OutboxTask, bind=True)
+def slow(self: OutboxTask, path: str, until: str) -> None:
+    """Note the start, wait for the file `until`, note the end."""
+    note(path, f"start {self.request.id}")
+    while not Path(until).exists():
+        time.sleep(0.02)
+    note(path, f"end {self.request.id}")
+
+
+@shared_task(base=OutboxTask, owner="tests")
+def failing(words: str = "no") -> None:
+    raise ValueError(words)
+
+
+@shared_task(
+    base=OutboxTask, autoretry_for=(Passing,), default_retry_delay=0, max_retries=2, owner="tests"
+)
+def flaky(path: str, succeed_at: int = 99) -> int:
+    """Fail until the attempt `succeed_at`."""
+    note(path, "try")
+    attempt = len(Path(path).read_text().splitlines())
+    if attempt < succeed_at:
+        raise Passing(f"attempt {attempt}")
+    return attempt
+
+
+@shared_task(base=OutboxTask, bind=True, max_retries=3)
+def rewriting(self: OutboxTask, path: str, left: int) -> str:
+    """Retry with other arguments until nothing is left."""
+    note(path, str(left))
+    if left:
+        raise self.retry(args=(path, left - 1), countdown=0)
+    return "done"
+
+
+@shared_task(base=OutboxTask)
+def ignoring() -> None:
+    raise Ignore("nothing to store")
+
+
+@shared_task(base=OutboxTask)
+def rejecting() -> None:
+    raise Reject("not mine", requeue=False)
+
+
+@shared_task(base=OutboxTask)
+def leaving(how: str) -> None:
+    """Leave the body by what would wedge or end a worker."""
+    raise {"SystemExit": SystemExit, "MemoryError": MemoryError}[how](how)
+
+
+@shared_task(base=OutboxTask)
+def suicidal() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@shared_task(base=OutboxTask, atomic=True)
+def group_made(name: str, *, fail: bool = False) -> int:
+    """An effect in the database."""
+    group = Group.objects.create(name=name)
+    if fail:
+        raise ValueError(name)
+    return group.pk
+
+
+@shared_task(base=OutboxTask, atomic=True)
+def group_waiting(name: str, started: str, until: str) -> None:
+    Group.objects.create(name=name)
+    note(started, "start")
+    while not Path(until).exists():
+        time.sleep(0.02)
+
+
+@shared_task(base=OutboxTask, unknown_delivery="adopt", payload="message")
+def adopted(path: str) -> None:
+    note(path, "adopted")
+
+
+@shared_task(base=OutboxTask, durable=False)
+def plain(path: str) -> None:
+    note(path, "plain")
+
+
+@shared_task(base=OutboxTask, on_crash="park", retry_deadline=60)
+def careful() -> None:
+    """Parks after a crash."""
+
+
+class Unready(OutboxTask):
+    """Its before_start fails, so that its body is never reached."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        raise RuntimeError("not ready")
+
+
+@shared_task(base=Unready)
+def unready() -> None:
+    """Never runs."""
