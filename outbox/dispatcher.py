@@ -42,7 +42,8 @@ class Dispatcher:
 
     def _round(self) -> bool:
         """One pass over each database. False: one of them was away."""
-        return all([self.once(using) for using in self.databases])
+        answered = [self.once(using) for using in self.databases]
+        return all(answered)
 
     def once(self, using: str) -> bool:
         try:

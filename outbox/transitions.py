@@ -145,7 +145,7 @@ def succeed(
         cursor.execute(sql.SUCCEED, values)
         recorded = cursor.rowcount == 1
     if not recorded:
-        return _late(entry_id, Verb.SUCCEED, token=token, note=Note("worker"), using=using)
+        return late(entry_id, Verb.SUCCEED, token=token, note=Note("worker"), using=using)
     tell(Verb.SUCCEED, entry_id=entry_id, task=task, owner=owner, using=using)
     return Ending.RECORDED
 
@@ -172,7 +172,9 @@ def retry(
     """
     with transaction.atomic(using=using):
         if (entry := _held(entry_id, token=token, using=using)) is None:
-            return _late(entry_id, Verb.RETRY, token=token, note=note, using=using)
+            return late(entry_id, Verb.RETRY, token=token, note=note, using=using)
+        if changes:
+            note = replace(note, reason=f"rewrites {', '.join(sorted(changes))}")
         again = {**_again(delay), **_UNLEASED, **changes}
         _move(entry, Verb.RETRY, State.PENDING, note, failures=F("failures") + 1, **again)
     return Ending.RECORDED
@@ -182,7 +184,7 @@ def fail(entry_id: UUID, *, token: UUID, note: Note, using: str) -> Ending:
     """A failure for good. Parks instead where an outside effect was begun and is unsettled."""
     with transaction.atomic(using=using):
         if (entry := _held(entry_id, token=token, using=using)) is None:
-            return _late(entry_id, Verb.FAIL, token=token, note=note, using=using)
+            return late(entry_id, Verb.FAIL, token=token, note=note, using=using)
         _give_up(entry, Verb.FAIL, note, failures=F("failures") + 1)
     return Ending.RECORDED
 
@@ -191,9 +193,27 @@ def park(entry_id: UUID, *, token: UUID, note: Note, using: str) -> Ending:
     """An outside effect's outcome is unknown: wait for a person."""
     with transaction.atomic(using=using):
         if (entry := _held(entry_id, token=token, using=using)) is None:
-            return _late(entry_id, Verb.PARK, token=token, note=note, using=using)
+            return late(entry_id, Verb.PARK, token=token, note=note, using=using)
         _move(entry, Verb.PARK, State.UNCERTAIN, note, **_UNLEASED)
     return Ending.RECORDED
+
+
+def late(entry_id: UUID, verb: Verb, *, token: UUID, note: Note, using: str) -> Ending:
+    """Why a worker's ending found no row of its own: repeated, cancelled, or another's now."""
+    with transaction.atomic(using=using):
+        entry = _locked(using).filter(pk=entry_id).first()
+        if entry is None:
+            return Ending.REFUSED
+        mine = entry.claim_token == token
+        if mine and entry.status in EDGES[verb].targets:
+            return Ending.REPEATED
+        reason = f"a run that no longer owned the entry ended ({verb}): discarded"
+        record(entry, LATE, to=entry.status, note=replace(note, reason=reason))
+        if not mine or entry.status != State.CANCELLED:
+            return Ending.REFUSED
+        if entry.run_goes_on:
+            settle_locked(entry, note=Note("worker", "its run ended"))
+        return Ending.CANCELLED
 
 
 def release(entry_id: UUID, *, holder: Holder, note: Note, using: str) -> bool:
@@ -429,23 +449,6 @@ def _running(entry_id: UUID, verb: Verb, *, holder: Holder, using: str) -> Outbo
     return rows.filter(lease_owner__isnull=False).first()
 
 
-def _late(entry_id: UUID, verb: Verb, *, token: UUID, note: Note, using: str) -> Ending:
-    """Why a worker's ending found no row of its own: repeated, cancelled, or another's now."""
-    with transaction.atomic(using=using):
-        entry = _locked(using).filter(pk=entry_id).first()
-        if entry is None:
-            return Ending.REFUSED
-        mine = entry.claim_token == token
-        if mine and entry.status in EDGES[verb].targets:
-            return Ending.REPEATED
-        reason = f"a run that no longer owned the entry ended ({verb}): discarded"
-        record(entry, LATE, to=entry.status, note=replace(note, reason=reason))
-        if mine and entry.status == State.CANCELLED:
-            settle_locked(entry, note=Note("worker", "its run ended"))
-            return Ending.CANCELLED
-        return Ending.REFUSED
-
-
 def _give_up(entry: OutboxEntry, verb: Verb, note: Note, **changes: Any) -> State:
     """End it as failed; never while an outside effect is begun and unsettled: that parks."""
     parked = begun_effects(entry).exists()
@@ -493,8 +496,8 @@ def _move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any)
     """Compare and set: the version that was read, in a state that the verb leaves from."""
     using = entry._state.db or DEFAULT_DB_ALIAS
     if note.error:
-        changes["error"] = clean(note.error, limit=ERROR_LIMIT)
-        changes["traceback"] = clean(note.traceback, limit=TRACEBACK_LIMIT)
+        changes.setdefault("error", clean(note.error, limit=ERROR_LIMIT))
+        changes.setdefault("traceback", clean(note.traceback, limit=TRACEBACK_LIMIT))
     rows = OutboxEntry.objects.using(using).filter(
         pk=entry.pk, version=entry.version, status__in=EDGES[verb].sources
     )

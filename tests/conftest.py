@@ -42,9 +42,9 @@ def _fresh_breaker() -> None:
     sender.close_breaker()
 
 
-@pytest.fixture
-def surroundings() -> dict[str, str]:
-    """The environment of processes that work on the test's own database and broker."""
+@pytest.fixture(scope="session")
+def surroundings(django_db_setup: None) -> dict[str, str]:
+    """The environment of processes that work on the tests' own database and broker."""
     given = connection.settings_dict
     host = f"{given['USER']}:{given['PASSWORD']}@{given['HOST']}:{given['PORT']}"
     return {
@@ -54,6 +54,32 @@ def surroundings() -> dict[str, str]:
     }
 
 
+def _worker(*arguments: str, name: str, log: Path, env: dict[str, str]) -> Process:
+    argv = [sys.executable, "-m", "celery", "-A", "tests.worker", "worker", "--loglevel=INFO"]
+    quiet = ["-n", f"{name}@%h", "--without-mingle", "--without-gossip", "-c", "2"]
+    return Process(name, argv=[*argv, *quiet, *arguments], log=log / f"{name}.log", env=env)
+
+
+def _ready(worker: Process) -> bool:
+    return " ready." in worker.tail(50)
+
+
+@pytest.fixture(scope="session")
+def _running_worker(
+    surroundings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("worker")
+    with _worker(name="shared", log=folder, env=surroundings) as worker:
+        worker.wait_for(lambda: _ready(worker), timeout=30, what="ready")
+        yield worker
+
+
+@pytest.fixture
+def worker(transactional_db: None, valkey: redis.Redis, _running_worker: Process) -> Process:
+    """A real prefork worker that all tests share: none may kill it."""
+    return _running_worker
+
+
 StartWorker = Callable[..., Process]
 
 
@@ -61,21 +87,13 @@ StartWorker = Callable[..., Process]
 def start_worker(
     transactional_db: None, valkey: redis.Redis, surroundings: dict[str, str], tmp_path: Path
 ) -> Iterator[StartWorker]:
-    """Start a real Celery worker on the test's database; it is stopped at the end."""
+    """Start real workers of the test's own, to be killed; they are stopped at the end."""
     with ExitStack() as stack:
 
         def start(*arguments: str, name: str = "worker", **env: Any) -> Process:
-            argv = [sys.executable, "-m", "celery", "-A", "tests.worker", "worker"]
-            common = ["--loglevel=INFO", "-n", f"{name}@%h", "--without-mingle", "--without-gossip"]
-            pool = [] if any(text.startswith("--pool") for text in arguments) else ["-c", "2"]
-            process = Process(
-                name,
-                argv=[*argv, *common, *pool, *arguments],
-                log=tmp_path / f"{name}.log",
-                env={**surroundings, **env},
-            )
+            process = _worker(*arguments, name=name, log=tmp_path, env={**surroundings, **env})
             stack.enter_context(process)
-            process.wait_for(lambda: " ready." in process.tail(50), timeout=30, what="ready")
+            process.wait_for(lambda: _ready(process), timeout=30, what="ready")
             return process
 
         yield start

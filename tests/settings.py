@@ -1,11 +1,13 @@
 """The shop's settings, with the tests' own tasks and short times."""
 
+from typing import Any
+
 from shop.settings import *  # noqa: F403
 from shop.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 
-OUTBOX = {
+OUTBOX: dict[str, Any] = {
     "LEASE": 2,
     "DISPATCH_EVERY": 0.2,
     "RECONCILE_EVERY": 1,

@@ -141,3 +141,15 @@ class Unready(OutboxTask):
 @shared_task(base=Unready)
 def unready() -> None:
     """Never runs."""
+
+
+@shared_task(base=OutboxTask, autoretry_for=(Passing,), default_retry_delay=99, retry_deadline=5)
+def hopeless() -> None:
+    """Its next start would be past its deadline."""
+    raise Passing("no")
+
+
+@shared_task(base=OutboxTask, ignore_result=False)
+def strange_result() -> set[int]:
+    """Celery stores no result of it either, and says FAILURE: the row says what happened."""
+    return {1}

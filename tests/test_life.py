@@ -1,50 +1,323 @@
 """The life of an entry, from the row to its recorded end, with real workers."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+import redis
+from celery import chain, group
+from django.contrib.auth.models import Group
 from django.db import transaction
 from django_celery_results.models import TaskResult
 
+import outbox
 from outbox import maintenance
+from outbox.drill.processes import Process
+from outbox.lifecycle import publish
 from outbox.models import OutboxEntry
 from outbox.states import State
 from tests import tasks
+from tests.factories import make_entry, reread
 from tests.waiting import wait_until
-from tests.worker import app
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+APP = tasks.add.app
 
 
 def entry_of(result: Any) -> OutboxEntry:
     return OutboxEntry.objects.get(pk=result.id)
 
 
-def ended(result: Any, *, publishing: bool = False) -> OutboxEntry:
-    """Wait for the entry's end; with `publishing`, dispatch meanwhile as beat would."""
+def ended(result: Any) -> OutboxEntry:
+    """Wait for the entry's end, dispatching meanwhile as beat would."""
 
     def look() -> OutboxEntry | None:
-        if publishing:
-            maintenance.dispatch(app, using="default")
-        entry = entry_of(result)
-        return entry if entry.is_final else None
+        maintenance.dispatch(APP, using="default")
+        entry = OutboxEntry.objects.filter(pk=result.id).first()
+        return entry if entry and entry.is_final else None
 
-    return wait_until(look, timeout=30)
+    found = wait_until(look, timeout=30)
+    assert found is not None
+    return found
+
+
+def stored(result: Any, status: str) -> TaskResult:
+    """What Celery's own result says, once it says `status`."""
+    found = wait_until(
+        lambda: TaskResult.objects.filter(task_id=result.id, status=status).first(), timeout=10
+    )
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_committed_entry_runs_once_and_keeps_its_result(
-    start_worker: Callable[..., Any], pool: str
+    start_worker: Callable[..., Process], pool: str
 ) -> None:
-    start_worker(f"--pool={pool}", "-c", "2")
+    start_worker(f"--pool={pool}")
     with transaction.atomic():
         result = tasks.add.delay(2, 3)
         assert entry_of(result).status == State.PENDING
     entry = ended(result)
     assert (entry.status, entry.result, entry.attempts) == (State.SUCCEEDED, 5, 1)
-    assert entry.publishes == 1
     assert entry.events.count() == 0
-    assert (
-        wait_until(lambda: TaskResult.objects.filter(task_id=result.id).first()).status == "SUCCESS"
+    assert stored(result, "SUCCESS").result == "5"
+    assert entry.claim_token is not None
+    assert not entry.run_goes_on
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_discarded_delivery_is_acknowledged_and_the_worker_goes_on(
+    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str
+) -> None:
+    start_worker(f"--pool={pool}")
+    done = make_entry(State.SUCCEEDED)
+    publish.publish_committed(APP, [_delivery(done)], using="default")
+    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
+    wait_until(lambda: not valkey.hlen("unacked"))
+    assert reread(done).attempts == 1
+    assert not TaskResult.objects.filter(task_id=str(done.pk)).exists()
+
+
+def _delivery(entry: OutboxEntry, **changes: Any) -> publish.Delivery:
+    row = {
+        "id": entry.pk,
+        "version": 0,
+        "task": entry.task,
+        "args": "[]",
+        "kwargs": "{}",
+        "options": {},
+        "queue": "celery",
+        "priority": 0,
+        "retries": 0,
+        "root_id": None,
+        "parent_id": None,
+    }
+    return publish.Delivery(**{**row, **changes})
+
+
+@pytest.mark.usefixtures("worker")
+def test_what_runs_comes_from_the_row_not_from_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "ran"
+    entry = make_entry(State.PUBLISHED, task="tests.tasks.noted", args=[str(path), "row"])
+    forged = _delivery(
+        entry, args=f'["{path}", "forged"]', kwargs="{}", options={"payload": "message"}
     )
+    publish.publish_committed(APP, [forged], using="default")
+    wait_until(lambda: reread(entry).is_final)
+    assert path.read_text() == f"{entry.pk} 0 row\n"
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_duplicate_delivery_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ran"
+    with transaction.atomic():
+        result = tasks.noted.delay(str(path))
+    for _ in range(5):
+        publish.publish_committed(APP, [_delivery(entry_of(result))], using="default")
+    ended(result)
+    assert ended(tasks.add.delay(1, 1)).result == 2
+    assert len(path.read_text().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_delivery_without_a_row_is_dropped(tmp_path: Path) -> None:
+    ghost = _delivery(OutboxEntry(pk=uuid4(), task="tests.tasks.noted"), args=f'["{tmp_path}/x"]')
+    publish.publish_committed(APP, [ghost], using="default")
+    ended(tasks.add.delay(1, 1))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_plain_message_is_adopted_while_a_team_rolls_out(tmp_path: Path) -> None:
+    path, task_id = tmp_path / "ran", str(uuid4())
+    plain = APP.amqp.as_task_v2(task_id, "tests.tasks.adopted", (str(path),), {})
+    with APP.producer_or_acquire() as producer:
+        APP.amqp.send_task_message(producer, "tests.tasks.adopted", plain)
+    entry = wait_until(lambda: OutboxEntry.objects.filter(pk=task_id, status="succeeded").first())
+    assert path.read_text() == "adopted\n"
+    assert entry is not None
+    assert entry.attempts == 1
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_failure_keeps_its_error_and_traceback_and_tells_the_owner() -> None:
+    result = tasks.failing.delay("the printer is on fire")
+    entry = ended(result)
+    assert (entry.status, entry.failures, entry.attempts) == (State.FAILED, 1, 1)
+    assert entry.error == "ValueError: the printer is on fire"
+    assert "in failing" in entry.traceback
+    assert stored(result, "FAILURE")
+    told = OutboxEntry.objects.get(task="outbox.tell_owner")
+    assert told.parent_id == entry.pk
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_retry_budget_is_celerys_and_every_attempt_is_kept(tmp_path: Path) -> None:
+    result = tasks.flaky.delay(str(tmp_path / "tries"))
+    entry = ended(result)
+    assert (entry.status, entry.attempts, entry.failures) == (State.FAILED, 3, 3)
+    assert entry.error == "Passing: attempt 3"
+    verbs = list(entry.events.values_list("verb", "attempt", "error"))
+    assert verbs == [
+        ("retry", 1, "Passing: attempt 1"),
+        ("retry", 2, "Passing: attempt 2"),
+        ("fail", 3, "Passing: attempt 3"),
+    ]
+    assert all("in flaky" in text for text in entry.events.values_list("traceback", flat=True))
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_retry_that_succeeds_ends_as_succeeded_with_one_id(tmp_path: Path) -> None:
+    result = tasks.flaky.delay(str(tmp_path / "tries"), succeed_at=2)
+    entry = ended(result)
+    assert (entry.status, entry.result, entry.attempts, entry.failures) == ("succeeded", 2, 2, 1)
+    assert entry.error == ""
+    assert stored(result, "SUCCESS")
+
+
+@pytest.mark.usefixtures("worker")
+def test_requeue_gives_a_new_budget(tmp_path: Path) -> None:
+    result = tasks.flaky.delay(str(tmp_path / "tries"), succeed_at=5)
+    assert ended(result).status == State.FAILED
+    assert outbox.requeue(result.id, actor="user:ann")
+    entry = ended(result)
+    assert (entry.status, entry.attempts, entry.failures) == (State.SUCCEEDED, 5, 4)
+    assert entry.events.get(verb="requeue").actor == "user:ann"
+
+
+@pytest.mark.usefixtures("worker")
+def test_retry_with_other_arguments_rewrites_the_row(tmp_path: Path) -> None:
+    path = tmp_path / "left"
+    entry = ended(tasks.rewriting.delay(str(path), 2))
+    assert path.read_text().split() == ["2", "1", "0"]
+    assert (entry.result, entry.args) == ("done", [str(path), 0])
+    reasons = entry.events.values_list("reason", flat=True)
+    assert list(reasons) == ["rewrites args, kwargs"] * 2
+
+
+@pytest.mark.usefixtures("worker")
+def test_ignore_succeeds_and_reject_fails() -> None:
+    assert ended(tasks.ignoring.delay()).status == State.SUCCEEDED
+    assert ended(tasks.rejecting.delay()).status == State.FAILED
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("how", ["SystemExit", "MemoryError"])
+def test_a_task_that_exits_is_recorded_and_the_worker_lives(
+    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str, how: str
+) -> None:
+    worker = start_worker(f"--pool={pool}")
+    entry = ended(tasks.leaving.delay(how))
+    assert (entry.status, entry.error) == (State.FAILED, f"{how}: {how}")
+    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
+    wait_until(lambda: not valkey.hlen("unacked"))
+    assert worker.alive
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_before_start_that_raises_is_a_recorded_failure() -> None:
+    entry = ended(tasks.unready.delay())
+    assert (entry.status, entry.error) == (State.FAILED, "RuntimeError: not ready")
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_atomic_body_commits_with_its_completion_or_not_at_all() -> None:
+    assert ended(tasks.group_made.delay("kept")).status == State.SUCCEEDED
+    assert ended(tasks.group_made.delay("undone", fail=True)).status == State.FAILED
+    assert set(Group.objects.values_list("name", flat=True)) == {"kept"}
+
+
+def test_an_atomic_body_whose_entry_was_cancelled_rolls_back(
+    worker: Process, tmp_path: Path
+) -> None:
+    started, until = tmp_path / "started", tmp_path / "until"
+    result = tasks.group_waiting.delay("late", str(started), str(until))
+    wait_until(started.exists)
+    assert outbox.cancel(result.id, actor="user:ann", reason="not wanted")
+    until.touch()
+    wait_until(lambda: not entry_of(result).run_goes_on)
+    assert entry_of(result).status == State.CANCELLED
+    assert not Group.objects.exists()
+    verbs = set(entry_of(result).events.values_list("verb", flat=True))
+    assert verbs == {"cancel", "late", "settle"}
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_cancelled_entry_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "ran"
+    with transaction.atomic():
+        result = tasks.noted.delay(str(path))
+        assert outbox.cancel(result.id, actor="user:ann")
+    ended(tasks.add.delay(1, 1))
+    assert not path.exists()
+    assert outbox.cancel(result.id, actor="user:ann") is False
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_chain_runs_to_its_end_step_by_step() -> None:
+    result = chain(tasks.add.s(1, 2), tasks.add.s(3), tasks.add.s(4)).apply_async()
+    assert ended(result).result == 10
+    first = OutboxEntry.objects.get(args=[1, 2])
+    assert set(OutboxEntry.objects.values_list("root_id", flat=True)) == {first.pk}
+    assert OutboxEntry.objects.count() == 3
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_link_is_owed_once_with_the_result() -> None:
+    result = tasks.add.apply_async((1, 2), link=tasks.add.s(10))
+    parent = ended(result)
+    child = wait_until(lambda: OutboxEntry.objects.filter(parent_id=parent.pk).first())
+    assert child is not None
+    assert child.args == [3, 10]
+    wait_until(lambda: reread(child).is_final)
+    assert OutboxEntry.objects.count() == 2
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_group_runs_all_its_tasks() -> None:
+    results = group(tasks.add.s(n, n) for n in range(4)).apply_async()
+    assert [ended(result).result for result in results] == [0, 2, 4, 6]
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_retry_deadline_ends_an_entry_whose_next_start_would_be_too_late(
+    tmp_path: Path,
+) -> None:
+    result = tasks.hopeless.delay()
+    entry = ended(result)
+    assert (entry.status, entry.attempts) == (State.FAILED, 1)
+    assert entry.error.startswith("Passing")
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_result_that_is_not_json_does_not_keep_the_entry_from_its_end() -> None:
+    entry = ended(tasks.strange_result.delay())
+    assert (entry.status, entry.result) == (State.SUCCEEDED, None)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_plain_sql_entry_runs() -> None:
+    entry = make_entry(State.PENDING)
+    maintenance.dispatch(APP, using="default")
+    wait_until(lambda: reread(entry).is_final)
+    assert reread(entry).result == 3
+
+
+def test_a_warm_shutdown_lets_the_body_finish(
+    start_worker: Callable[..., Process], tmp_path: Path
+) -> None:
+    import signal
+
+    worker = start_worker()
+    path, until = tmp_path / "notes", tmp_path / "until"
+    result = tasks.slow.delay(str(path), str(until))
+    wait_until(path.exists)
+    worker.signal(signal.SIGTERM)
+    until.touch()
+    assert worker.wait(30) == 0
+    entry = entry_of(result)
+    assert (entry.status, entry.attempts) == (State.SUCCEEDED, 1)

@@ -20,6 +20,7 @@ from outbox.errors import PayloadError
 from outbox.events import Note
 from outbox.lifecycle.claim import Claim
 from outbox.outage import until_answered
+from outbox.states import Verb
 from outbox.transitions import Ending, Holder
 
 if TYPE_CHECKING:
@@ -82,6 +83,22 @@ def _succeed(task: OutboxTask, claim: Claim, result: Any, text: str | None) -> E
             _follow(task, claim, result)
     request.callbacks = request.chain = None  # written: Celery must not publish them too
     return ending
+
+
+def late(claim: Claim) -> Ending:
+    """Record that a run ended which no longer owned its entry, and settle a cancelled one."""
+    return until_answered(
+        partial(
+            transitions.late,
+            claim.id,
+            Verb.SUCCEED,
+            token=claim.token,
+            note=Note("worker"),
+            using=claim.using,
+        ),
+        using=claim.using,
+        what="completing",
+    )
 
 
 def _follow(task: OutboxTask, claim: Claim, result: Any) -> None:

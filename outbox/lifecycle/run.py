@@ -88,9 +88,10 @@ def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
             if ending not in finish.STANDS:
                 raise _Discarded(ending)
             ended = True
-    except _Discarded as discarded:
+    except _Discarded:
         run.ended = True
-        raise Ignore(str(discarded)) from None
+        ending = finish.late(run.claim)  # again, since the rollback took its event along
+        raise Ignore(f"discarded: {ending.value}") from None
     run.ended = ended
     return result
 
