@@ -83,13 +83,39 @@ def _check(name: str, value: Any) -> None:
         raise ConfigurationError(f"OUTBOX has no setting {name!r}.{hint}")
     if not _fits(name, value):
         raise ConfigurationError(f"OUTBOX[{name!r}] cannot be {value!r}: {_expected(name)}.")
+    if name == "RETENTION":
+        _check_retention(value)
+    if name == "OWNERS":
+        _check_owners(value)
+
+
+def _check_retention(value: Mapping[Any, Any]) -> None:
+    for state, seconds in value.items():
+        if state not in _retention():
+            known = ", ".join(_retention())
+            raise ConfigurationError(f"OUTBOX['RETENTION'] has {state!r}: it takes {known}.")
+        if not _is_positive(seconds, int | float):
+            raise ConfigurationError(
+                f"OUTBOX['RETENTION'][{state!r}] cannot be {seconds!r}: it takes seconds."
+            )
+
+
+def _check_owners(value: Mapping[Any, Any]) -> None:
+    for owner, addresses in value.items():
+        if isinstance(addresses, str) or not isinstance(addresses, Collection):
+            raise ConfigurationError(
+                f"OUTBOX['OWNERS'][{owner!r}] cannot be {addresses!r}: it takes a list of "
+                "addresses."
+            )
+
+
+def _is_positive(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and value > 0
 
 
 def _fits(name: str, value: Any) -> bool:
     if name in _POSITIVE:
-        whole = isinstance(KEYS[name].default, int) and KEYS[name].type == "int"
-        kind = int if whole else (int | float)
-        return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+        return _is_positive(value, int if KEYS[name].type == "int" else int | float)
     if name in _MAPPINGS:
         return isinstance(value, Mapping)
     if name in _COLLECTIONS:
@@ -109,6 +135,10 @@ def _expected(name: str) -> str:
 
 
 def _consistent(found: Settings) -> Settings:
+    if found.LEASE < 2 * found.DISPATCH_EVERY:
+        raise ConfigurationError(
+            "OUTBOX['LEASE'] must be at least twice DISPATCH_EVERY: a lease must outlive a tick."
+        )
     if found.STRAND_GRACE < 2 * found.DISPATCH_EVERY:
         raise ConfigurationError(
             "OUTBOX['STRAND_GRACE'] must be at least twice DISPATCH_EVERY, or entries count as "

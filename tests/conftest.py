@@ -64,7 +64,7 @@ def _ready(worker: Process) -> bool:
     return " ready." in worker.tail(50)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _running_worker(
     surroundings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
@@ -76,7 +76,7 @@ def _running_worker(
 
 @pytest.fixture
 def worker(transactional_db: None, valkey: redis.Redis, _running_worker: Process) -> Process:
-    """A real prefork worker that all tests share: none may kill it."""
+    """A real prefork worker that the tests of a module share: none may kill it, or start others."""
     return _running_worker
 
 

@@ -7,7 +7,7 @@ from shop.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 
-OUTBOX: dict[str, Any] = {
+OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]
     "LEASE": 2,
     "DISPATCH_EVERY": 0.2,
     "RECONCILE_EVERY": 1,

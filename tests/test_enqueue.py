@@ -187,8 +187,10 @@ def test_countdown_and_eta_become_columns_and_nothing_is_published(valkey: redis
 
 def test_expires_and_the_retry_deadline_become_columns() -> None:
     entry = entry_of(tasks.add.apply_async((1, 2), expires=60))
+    assert entry.expires_at is not None
     assert at(timedelta(seconds=50)) < entry.expires_at < at(timedelta(seconds=70))
     careful = entry_of(tasks.careful.apply_async(countdown=10))
+    assert careful.deadline_at is not None
     assert careful.deadline_at - careful.due_at == timedelta(seconds=60)
 
 

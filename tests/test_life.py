@@ -1,16 +1,12 @@
 """The life of an entry, from the row to its recorded end, with real workers."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
-import redis
 from celery import chain, group
 from django.contrib.auth.models import Group
 from django.db import transaction
-from django_celery_results.models import TaskResult
 
 import outbox
 from outbox import maintenance
@@ -20,90 +16,17 @@ from outbox.models import OutboxEntry
 from outbox.states import State
 from tests import tasks
 from tests.factories import make_entry, reread
+from tests.following import APP, ended, entry_of, hint_of, stored
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-APP = tasks.add.app
-
-
-def entry_of(result: Any) -> OutboxEntry:
-    return OutboxEntry.objects.get(pk=result.id)
-
-
-def ended(result: Any) -> OutboxEntry:
-    """Wait for the entry's end, dispatching meanwhile as beat would."""
-
-    def look() -> OutboxEntry | None:
-        maintenance.dispatch(APP, using="default")
-        entry = OutboxEntry.objects.filter(pk=result.id).first()
-        return entry if entry and entry.is_final else None
-
-    found = wait_until(look, timeout=30)
-    assert found is not None
-    return found
-
-
-def stored(result: Any, status: str) -> TaskResult:
-    """What Celery's own result says, once it says `status`."""
-    found = wait_until(
-        lambda: TaskResult.objects.filter(task_id=result.id, status=status).first(), timeout=10
-    )
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_a_committed_entry_runs_once_and_keeps_its_result(
-    start_worker: Callable[..., Process], pool: str
-) -> None:
-    start_worker(f"--pool={pool}")
-    with transaction.atomic():
-        result = tasks.add.delay(2, 3)
-        assert entry_of(result).status == State.PENDING
-    entry = ended(result)
-    assert (entry.status, entry.result, entry.attempts) == (State.SUCCEEDED, 5, 1)
-    assert entry.events.count() == 0
-    assert stored(result, "SUCCESS").result == "5"
-    assert entry.claim_token is not None
-    assert not entry.run_goes_on
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_a_discarded_delivery_is_acknowledged_and_the_worker_goes_on(
-    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str
-) -> None:
-    start_worker(f"--pool={pool}")
-    done = make_entry(State.SUCCEEDED)
-    publish.publish_committed(APP, [_delivery(done)], using="default")
-    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
-    wait_until(lambda: not valkey.hlen("unacked"))
-    assert reread(done).attempts == 1
-    assert not TaskResult.objects.filter(task_id=str(done.pk)).exists()
-
-
-def _delivery(entry: OutboxEntry, **changes: Any) -> publish.Delivery:
-    row = {
-        "id": entry.pk,
-        "version": 0,
-        "task": entry.task,
-        "args": "[]",
-        "kwargs": "{}",
-        "options": {},
-        "queue": "celery",
-        "priority": 0,
-        "retries": 0,
-        "root_id": None,
-        "parent_id": None,
-    }
-    return publish.Delivery(**{**row, **changes})
 
 
 @pytest.mark.usefixtures("worker")
 def test_what_runs_comes_from_the_row_not_from_the_message(tmp_path: Path) -> None:
     path = tmp_path / "ran"
     entry = make_entry(State.PUBLISHED, task="tests.tasks.noted", args=[str(path), "row"])
-    forged = _delivery(
+    forged = hint_of(
         entry, args=f'["{path}", "forged"]', kwargs="{}", options={"payload": "message"}
     )
     publish.publish_committed(APP, [forged], using="default")
@@ -117,7 +40,7 @@ def test_a_duplicate_delivery_runs_nothing(tmp_path: Path) -> None:
     with transaction.atomic():
         result = tasks.noted.delay(str(path))
     for _ in range(5):
-        publish.publish_committed(APP, [_delivery(entry_of(result))], using="default")
+        publish.publish_committed(APP, [hint_of(entry_of(result))], using="default")
     ended(result)
     assert ended(tasks.add.delay(1, 1)).result == 2
     assert len(path.read_text().splitlines()) == 1
@@ -125,7 +48,7 @@ def test_a_duplicate_delivery_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("worker")
 def test_a_delivery_without_a_row_is_dropped(tmp_path: Path) -> None:
-    ghost = _delivery(OutboxEntry(pk=uuid4(), task="tests.tasks.noted"), args=f'["{tmp_path}/x"]')
+    ghost = hint_of(OutboxEntry(pk=uuid4(), task="tests.tasks.noted"), args=f'["{tmp_path}/x"]')
     publish.publish_committed(APP, [ghost], using="default")
     ended(tasks.add.delay(1, 1))
     assert not (tmp_path / "x").exists()
@@ -203,19 +126,6 @@ def test_retry_with_other_arguments_rewrites_the_row(tmp_path: Path) -> None:
 def test_ignore_succeeds_and_reject_fails() -> None:
     assert ended(tasks.ignoring.delay()).status == State.SUCCEEDED
     assert ended(tasks.rejecting.delay()).status == State.FAILED
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-@pytest.mark.parametrize("how", ["SystemExit", "MemoryError"])
-def test_a_task_that_exits_is_recorded_and_the_worker_lives(
-    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str, how: str
-) -> None:
-    worker = start_worker(f"--pool={pool}")
-    entry = ended(tasks.leaving.delay(how))
-    assert (entry.status, entry.error) == (State.FAILED, f"{how}: {how}")
-    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
-    wait_until(lambda: not valkey.hlen("unacked"))
-    assert worker.alive
 
 
 @pytest.mark.usefixtures("worker")
@@ -305,19 +215,3 @@ def test_a_plain_sql_entry_runs() -> None:
     maintenance.dispatch(APP, using="default")
     wait_until(lambda: reread(entry).is_final)
     assert reread(entry).result == 3
-
-
-def test_a_warm_shutdown_lets_the_body_finish(
-    start_worker: Callable[..., Process], tmp_path: Path
-) -> None:
-    import signal
-
-    worker = start_worker()
-    path, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(path), str(until))
-    wait_until(path.exists)
-    worker.signal(signal.SIGTERM)
-    until.touch()
-    assert worker.wait(30) == 0
-    entry = entry_of(result)
-    assert (entry.status, entry.attempts) == (State.SUCCEEDED, 1)

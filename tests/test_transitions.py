@@ -126,7 +126,7 @@ def test_the_same_token_claims_again_without_a_second_attempt() -> None:
 
 def test_a_claim_of_another_task_name_takes_nothing() -> None:
     entry = make_entry(State.PUBLISHED)
-    values = {"token": uuid4(), "owner": uuid4(), "pid": 1, "lease": 30.0, "synced": True}
+    values: Any = {"token": uuid4(), "owner": uuid4(), "pid": 1, "lease": 30.0, "synced": True}
     assert transitions.claim(entry.pk, task="shop.other", using=USING, **values) is None
 
 
@@ -192,7 +192,7 @@ def test_a_renewal_extends_the_lease_also_of_a_cancelled_run() -> None:
         owner = uuid4()
         entry = make_entry(state, lease_owner=owner, lease_pid=1, lease_until=at(PAST))
         assert transitions.renew([entry.pk], owner=owner, lease=60, using=USING) == {entry.pk}
-        assert reread(entry).lease_until > at()
+        assert (reread(entry).lease_until or at(PAST)) > at()
 
 
 def test_a_renewal_by_another_owner_extends_nothing() -> None:
@@ -273,7 +273,7 @@ def test_counters_are_kept_apart() -> None:
 def test_resolving_one_effect_returns_the_entry_to_the_workers() -> None:
     entry = make_entry(State.UNCERTAIN)
     effect = begin_effect(entry)
-    common = {"result": {"id": 1}, "note": NOTE, "using": USING}
+    common: Any = {"result": {"id": 1}, "note": NOTE, "using": USING}
     assert not transitions.resolve(entry.pk, effect=None, happened=True, **common)
     assert not transitions.resolve(entry.pk, effect="other", happened=True, **common)
     assert transitions.resolve(entry.pk, effect="mail", happened=True, **common)

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from celery import Celery
+from redis import Redis
 
 CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
 
@@ -35,7 +36,8 @@ def held(app: Celery, wanted: Set[str], *, queues: Iterable[str]) -> set[str]:
     """
     seen: set[str] = set()
     with app.connection_for_read() as connection, connection.channel() as channel:
-        client = channel.client
+        # Not the channel's client: it puts the prefix before the keys of kombu's own commands only.
+        client = Redis(connection_pool=channel.pool)
         for chunk in chain(_lists(channel, client, queues), _unacked(channel, client)):
             seen |= _ids(chunk).intersection(wanted)
     return seen
@@ -44,7 +46,7 @@ def held(app: Celery, wanted: Set[str], *, queues: Iterable[str]) -> set[str]:
 def _lists(channel: Any, client: Any, queues: Iterable[str]) -> Iterator[list[bytes]]:
     for queue in queues:
         for step in channel.priority_steps:
-            key = channel._q_for_pri(queue, step)
+            key = channel.global_keyprefix + channel._q_for_pri(queue, step)
             start = 0
             # From the head by positive index: a push at the head makes a re-read, never a miss.
             while chunk := client.lrange(key, start, start + CHUNK - 1):
@@ -53,9 +55,9 @@ def _lists(channel: Any, client: Any, queues: Iterable[str]) -> Iterator[list[by
 
 
 def _unacked(channel: Any, client: Any) -> Iterator[list[bytes]]:
-    cursor = 0
+    key, cursor = channel.global_keyprefix + channel.unacked_key, 0
     while True:
-        cursor, found = client.hscan(channel.unacked_key, cursor, count=CHUNK)
+        cursor, found = client.hscan(key, cursor, count=CHUNK)
         yield list(found.values())
         if cursor == 0:
             return

@@ -1,0 +1,237 @@
+"""A real SIGKILL in each window in which a death must not lose, repeat or forge an entry."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import Group
+from django.db import connection, transaction
+
+from outbox import maintenance
+from outbox.drill.processes import Process
+from outbox.embedded import Servers
+from outbox.failpoints import VARIABLE, Failpoint
+from outbox.models import OutboxEntry
+from outbox.states import State
+from tests import tasks
+from tests.factories import make_entry, reread
+from tests.waiting import runs, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+APP = tasks.add.app
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "reached"
+
+
+@pytest.fixture
+def start(surroundings: dict[str, str], valkey: redis.Redis, tmp_path: Path) -> Iterator[Start]:
+    """Start a process on the test's database and broker."""
+    with ExitStack() as stack:
+
+        def begin(*argv: str, **env: str) -> Process:
+            process = Process(
+                argv[1],
+                argv=[sys.executable, *argv],
+                log=tmp_path / "process.log",
+                env={**surroundings, **env},
+            )
+            return stack.enter_context(process)
+
+        yield begin
+
+
+def armed(point: Failpoint, marker: Path) -> dict[str, str]:
+    return {VARIABLE: f"{point}={marker}"}
+
+
+def kill_at(marker: Path, process: Process) -> None:
+    """Wait until a process of the group stands at the point, and kill the whole group."""
+    pid = int(process.wait_for(lambda: _pid_in(marker), timeout=30, what="its stop point") or 0)
+    process.kill()
+    wait_until(lambda: not runs(pid))
+    assert process.returncode == -signal.SIGKILL
+
+
+def _pid_in(marker: Path) -> str | None:
+    return (marker.exists() and marker.read_text()) or None
+
+
+def dispatched_until(entry_id: Any, status: State = State.SUCCEEDED) -> OutboxEntry:
+    def look() -> OutboxEntry | None:
+        maintenance.dispatch(APP, using="default")
+        return OutboxEntry.objects.filter(pk=entry_id, status=status).first()
+
+    found = wait_until(look, timeout=30)
+    assert found is not None
+    return found
+
+
+def test_killed_before_the_commit_there_is_neither_row_nor_entry(
+    start: Start, marker: Path, valkey: redis.Redis, tmp_path: Path
+) -> None:
+    producer = start(
+        "-m", "tests.producer", "order", str(tmp_path / "ran"), **armed(Failpoint.ENQUEUED, marker)
+    )
+    kill_at(marker, producer)
+    wait_until(lambda: not _open_transactions())
+    assert not Group.objects.exists()
+    assert not OutboxEntry.objects.exists()
+    assert valkey.llen("celery") == 0
+
+
+def _open_transactions() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%%')"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def test_killed_between_commit_and_publish_the_dispatcher_finds_the_entry(
+    start: Start, start_worker: Start, marker: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    producer = start(
+        "-m", "tests.producer", "order", str(path), **armed(Failpoint.COMMITTED, marker)
+    )
+    kill_at(marker, producer)
+    entry = OutboxEntry.objects.get()
+    assert (entry.status, Group.objects.count()) == (State.PENDING, 1)
+    start_worker()
+    dispatched_until(entry.pk)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+
+
+def test_killed_between_publish_and_mark_the_message_repeats_and_runs_once(
+    start: Start,
+    start_worker: Start,
+    marker: Path,
+    valkey: redis.Redis,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ran"
+    entry = make_entry(State.PENDING, task="tests.tasks.noted", args=[str(path)])
+    dispatcher = start(
+        "manage.py", "outbox_dispatcher", "--once", **armed(Failpoint.FLUSHED, marker)
+    )
+    kill_at(marker, dispatcher)
+    wait_until(lambda: not _open_transactions())
+    assert reread(entry).status == State.PENDING
+    wait_until(lambda: (maintenance.dispatch(APP, using="default") or {}).get("published"))
+    assert valkey.llen("celery") == 2
+    start_worker()
+    wait_until(lambda: valkey.llen("celery") == 0 and not valkey.hlen("unacked"))
+    after = reread(entry)
+    assert (after.status, after.attempts) == (State.SUCCEEDED, 1)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+
+
+def test_killed_between_claim_and_body_another_worker_runs_it_once(
+    start_worker: Start, marker: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    first = start_worker(**armed(Failpoint.CLAIMED, marker))
+    result = tasks.noted.delay(str(path))
+    kill_at(marker, first)
+    assert OutboxEntry.objects.get(pk=result.id).status == State.RUNNING
+    start_worker(name="second")
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes, entry.failures) == (2, 1, 0)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+    assert entry.events.get().verb == "crash"
+
+
+def test_killed_between_body_and_ending_the_body_runs_again_under_the_same_id(
+    start_worker: Start, marker: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    first = start_worker(**armed(Failpoint.RETURNED, marker))
+    result = tasks.noted.delay(str(path))
+    kill_at(marker, first)
+    start_worker(name="second")
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes) == (2, 1)
+    assert path.read_text() == f"{entry.pk} 0 ran\n" * 2
+
+
+def test_killed_between_body_and_ending_an_atomic_effect_happens_once(
+    start_worker: Start, marker: Path
+) -> None:
+    first = start_worker(**armed(Failpoint.RETURNED, marker))
+    result = tasks.group_made.delay("once")
+    kill_at(marker, first)
+    start_worker(name="second")
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes) == (2, 1)
+    assert Group.objects.count() == 1
+
+
+def test_a_claim_waits_for_a_database_that_is_away(
+    start_worker: Start, servers: Servers, valkey: redis.Redis, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    entry = make_entry(State.PUBLISHED, task="tests.tasks.noted", args=[str(path)])
+    worker = start_worker()
+    connection.close()
+    servers.postgres.kill()
+    try:
+        APP.send_task("tests.tasks.plain", (str(tmp_path / "plain"),))
+        _deliver(entry)
+        worker.wait_for(
+            lambda: "outbox.database.away" in worker.tail(50), timeout=30, what="the outage noted"
+        )
+        assert valkey.hlen("unacked") >= 1
+    finally:
+        servers.postgres.start()
+    wait_until(lambda: reread(entry).is_final, timeout=30)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+    assert reread(entry).status == State.SUCCEEDED
+
+
+def _deliver(entry: OutboxEntry) -> None:
+    """A plain hint, put into the queue without the database."""
+    message = APP.amqp.as_task_v2(str(entry.pk), entry.task)
+    with APP.producer_or_acquire() as producer:
+        APP.amqp.send_task_message(producer, entry.task, message)
+
+
+def test_a_run_that_lost_its_lease_writes_nothing(start_worker: Start, tmp_path: Path) -> None:
+    """The late worker is stopped past its lease, another takes over, and it wakes up."""
+    notes, until = tmp_path / "notes", tmp_path / "until"
+    first = start_worker()
+    result = tasks.slow.delay(str(notes), str(until))
+    wait_until(notes.exists)
+    os.killpg(first.pid, signal.SIGSTOP)
+    start_worker(name="second")
+    wait_until(lambda: _dispatch_and_count(notes) == 2, timeout=30)
+    until.touch()
+    entry = dispatched_until(result.id)
+    os.killpg(first.pid, signal.SIGCONT)
+    wait_until(lambda: entry.events.filter(verb="late").exists())
+    after = reread(entry)
+    assert (after.version, after.status, after.attempts) == (entry.version, "succeeded", 2)
+
+
+def _dispatch_and_count(notes: Path) -> int:
+    maintenance.dispatch(APP, using="default")
+    return notes.read_text().count("start")
+
+
+def test_a_transaction_that_never_commits_publishes_nothing(valkey: redis.Redis) -> None:
+    with transaction.atomic():
+        tasks.add.delay(1, 2)
+        assert valkey.llen("celery") == 0
+        transaction.set_rollback(True)
+    assert valkey.llen("celery") == 0

@@ -1,0 +1,76 @@
+"""The same in every pool: what differs there is where the tracer runs and who acknowledges."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from django.db import transaction
+from django_celery_results.models import TaskResult
+
+from outbox.drill.processes import Process
+from outbox.lifecycle import publish
+from outbox.states import State
+from tests import tasks
+from tests.factories import make_entry, reread
+from tests.following import APP, ended, entry_of, hint_of, stored
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_committed_entry_runs_once_and_keeps_its_result(
+    start_worker: Callable[..., Process], pool: str
+) -> None:
+    start_worker(f"--pool={pool}")
+    with transaction.atomic():
+        result = tasks.add.delay(2, 3)
+        assert entry_of(result).status == State.PENDING
+    entry = ended(result)
+    assert (entry.status, entry.result, entry.attempts) == (State.SUCCEEDED, 5, 1)
+    assert entry.events.count() == 0
+    assert stored(result, "SUCCESS").result == "5"
+    assert entry.claim_token is not None
+    assert not entry.run_goes_on
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_discarded_delivery_is_acknowledged_and_the_worker_goes_on(
+    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str
+) -> None:
+    start_worker(f"--pool={pool}")
+    done = make_entry(State.SUCCEEDED)
+    publish.publish_committed(APP, [hint_of(done)], using="default")
+    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
+    wait_until(lambda: not valkey.hlen("unacked"))
+    assert reread(done).attempts == 1
+    assert not TaskResult.objects.filter(task_id=str(done.pk)).exists()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("how", ["SystemExit", "MemoryError"])
+def test_a_task_that_exits_is_recorded_and_the_worker_lives(
+    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str, how: str
+) -> None:
+    worker = start_worker(f"--pool={pool}")
+    entry = ended(tasks.leaving.delay(how))
+    assert (entry.status, entry.error) == (State.FAILED, f"{how}: {how}")
+    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
+    wait_until(lambda: not valkey.hlen("unacked"))
+    assert worker.alive
+
+
+def test_a_warm_shutdown_lets_the_body_finish(
+    start_worker: Callable[..., Process], tmp_path: Path
+) -> None:
+    worker = start_worker()
+    path, until = tmp_path / "notes", tmp_path / "until"
+    result = tasks.slow.delay(str(path), str(until))
+    wait_until(path.exists)
+    worker.signal(signal.SIGTERM)
+    until.touch()
+    assert worker.wait(30) == 0
+    entry = entry_of(result)
+    assert (entry.status, entry.attempts) == (State.SUCCEEDED, 1)

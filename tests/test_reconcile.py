@@ -1,0 +1,185 @@
+"""reconcile: what is published in the database against what the broker really holds."""
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from outbox.brokers import redis as broker
+from outbox.lifecycle import lease, publish, reconcile
+from outbox.models import OutboxEntry
+from outbox.states import State
+from tests import tasks
+from tests.factories import AHEAD, PAST, at, make_entry, reread
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+APP = tasks.add.app
+
+
+@pytest.fixture(autouse=True)
+def _broker(valkey: redis.Redis) -> None:
+    """Every test starts with an empty broker."""
+
+
+def look() -> reconcile.Findings:
+    return reconcile.reconcile(APP, using="default")
+
+
+def published(**columns: Any) -> OutboxEntry:
+    """Published long ago, and really in the broker."""
+    entry = make_entry(State.PENDING, **columns)
+    publish.dispatch(APP, using="default")
+    OutboxEntry.objects.filter(pk=entry.pk).update(published_at=at(PAST))
+    return reread(entry)
+
+
+def seen_missing_before(entry: OutboxEntry) -> None:
+    assert look().missing == 1
+    OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=at(PAST))
+
+
+def test_a_lost_message_is_published_again_after_two_looks(valkey: redis.Redis) -> None:
+    entry = published()
+    valkey.flushdb()
+    first = look()
+    assert (first.missing, first.stranded) == (1, 0)
+    assert look().stranded == 0  # too soon after the first
+    OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=at(PAST))
+    assert look().stranded == 1
+    after = reread(entry)
+    assert (after.status, after.strands, after.missing_since) == (State.PENDING, 1, None)
+    assert after.events.get().verb == "strand"
+    publish.dispatch(APP, using="default")
+    assert valkey.llen("celery") == 1
+
+
+def test_a_message_that_waits_in_a_deep_queue_is_not_stranded(valkey: redis.Redis) -> None:
+    entries = [published() for _ in range(3)]
+    for _ in range(1200):  # more than two reads of the list
+        valkey.lpush("celery", json.dumps({"properties": {"correlation_id": str(uuid4())}}))
+    found = look()
+    assert (found.missing, found.stranded) == (0, 0)
+    assert {reread(entry).status for entry in entries} == {State.PUBLISHED}
+
+
+@pytest.mark.parametrize("priority", [0, 3, 6, 9])
+def test_every_priority_list_of_the_queue_is_read(priority: int) -> None:
+    published(priority=priority, queue="other")
+    assert look().missing == 0
+
+
+def test_a_message_that_a_worker_holds_is_not_missing(valkey: redis.Redis) -> None:
+    published()
+    raw = valkey.rpop("celery")
+    assert isinstance(raw, bytes)
+    valkey.hset("unacked", "tag", json.dumps([json.loads(raw), "", "celery"]))
+    assert look().missing == 0
+
+
+def test_a_message_that_comes_back_is_no_longer_missing(valkey: redis.Redis) -> None:
+    entry = published()
+    raw = valkey.rpop("celery")
+    assert isinstance(raw, bytes)
+    seen_missing_before(entry)
+    valkey.lpush("celery", raw)
+    assert look().stranded == 0
+    assert reread(entry).missing_since is None
+
+
+def test_a_fresh_entry_is_left_alone_within_the_grace(valkey: redis.Redis) -> None:
+    tasks.add.delay(1, 2)
+    valkey.flushdb()
+    assert look().missing == 0
+
+
+def test_a_claim_between_two_looks_is_not_stranded(valkey: redis.Redis) -> None:
+    entry = published()
+    valkey.flushdb()
+    seen_missing_before(entry)
+    running = make_entry(State.RUNNING)
+    OutboxEntry.objects.filter(pk=entry.pk).update(
+        status=State.RUNNING,
+        claim_token=running.claim_token,
+        lease_owner=running.lease_owner,
+        lease_until=at(AHEAD),
+        started_at=at(),
+        attempts=1,
+    )
+    assert look().stranded == 0
+    assert reread(entry).status == State.RUNNING
+
+
+def test_repairs_are_capped_per_pass_and_the_missing_come_first(
+    settings: Any, valkey: redis.Redis
+) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "REPAIRS_PER_PASS": 1}
+    first, _second = published(), published()
+    valkey.flushdb()
+    look()
+    OutboxEntry.objects.filter(missing_since__isnull=False).update(missing_since=at(PAST))
+    assert look().stranded == 1
+    assert reread(first).status == State.PENDING
+
+
+def test_a_lapsed_lease_is_a_crash_with_backoff() -> None:
+    entry = make_entry(State.RUNNING, lease_until=at(PAST), crash_limit=3)
+    assert look().crashed == 1
+    after = reread(entry)
+    assert (after.status, after.crashes) == (State.PENDING, 1)
+    assert after.events.get().reason == "its lease ran out: the worker is gone"
+
+
+def test_a_lease_that_holds_is_never_taken_however_old_the_run() -> None:
+    entry = make_entry(State.RUNNING, started_at=at(1000 * PAST), created_at=at(1000 * PAST))
+    assert look().crashed == 0
+    assert reread(entry).status == State.RUNNING
+
+
+def test_nothing_is_crashed_before_the_database_has_been_up_for_a_lease(settings: Any) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "LEASE": 10_000_000}
+    entry = make_entry(State.RUNNING, lease_until=at(PAST))
+    assert "crashed" not in lease.sweep(using="default")
+    assert reread(entry).status == State.RUNNING
+
+
+def test_a_cancelled_run_whose_lease_ran_out_is_settled() -> None:
+    entry = make_entry(State.CANCELLED, lease_owner=uuid4(), lease_pid=1, lease_until=at(PAST))
+    assert look().settled == 1
+    assert not reread(entry).run_goes_on
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.PUBLISHED])
+@pytest.mark.parametrize(
+    ("column", "words"), [("expires_at", "expired at"), ("deadline_at", "retry deadline")]
+)
+def test_what_is_too_late_to_start_fails_and_says_why(
+    state: State, column: str, words: str
+) -> None:
+    entry = make_entry(state, **{column: at(PAST)})
+    assert look().expired == 1
+    after = reread(entry)
+    assert after.status == State.FAILED
+    assert words in after.error
+
+
+def test_the_names_of_the_lists_follow_the_transport_options(valkey: redis.Redis) -> None:
+    from tests.worker import app
+
+    kept = app.conf.broker_transport_options
+    app.conf.broker_transport_options = {
+        "global_keyprefix": "mine:",
+        "priority_steps": [0, 5],
+        "sep": ":",
+        "unacked_key": "held",
+    }
+    try:
+        here, there, gone = (str(uuid4()) for _ in range(3))
+        valkey.lpush("mine:celery:5", json.dumps({"properties": {"correlation_id": here}}))
+        held = json.dumps([{"properties": {"correlation_id": there}}, "", "celery"])
+        valkey.hset("mine:held", "tag", held)
+        assert broker.held(app, {here, there, gone}, queues=["celery"]) == {here, there}
+    finally:
+        app.conf.broker_transport_options = kept
