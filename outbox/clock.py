@@ -24,6 +24,14 @@ def new_id() -> UUID:
     return UUID(int=millis << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
 
 
+def as_uuid(value: object) -> UUID | None:
+    """The UUID that `value` is or spells; None where it is neither."""
+    try:
+        return value if isinstance(value, UUID) or value is None else UUID(str(value))
+    except ValueError:
+        return None
+
+
 def backoff(count: int, *, first: float, maximum: int = LONGEST_BACKOFF) -> timedelta:
     """The pause before the next attempt: Celery's own curve, jittered, `first` seconds doubling."""
     exponent = min(count, 30)  # past that every curve is at its maximum

@@ -41,15 +41,17 @@ class Settings:
     OWNERS: Mapping[str, Collection[str]] = field(default_factory=dict)  # name → addresses
     DEFAULT_OWNER: str = ""
     REDACT: Collection[str] = ()
-    CODEC: str = ""
+    CODEC: str = ""  # reserved
     PAUSED: bool = False
-    HEARTBEAT_FILE: str = ""
-    LISTEN_DSN: str = ""
+    HEARTBEAT_FILE: str = ""  # reserved
+    LISTEN_DSN: str = ""  # reserved
     DATABASES: Collection[str] = ("default",)
 
 
 KEYS = {item.name: item for item in fields(Settings)}
 _MAPPINGS = {"RETENTION", "OWNERS"}
+# Names that are fixed, for what is to come: silence would promise what is not there.
+_RESERVED = ("CODEC", "HEARTBEAT_FILE", "LISTEN_DSN")
 _COLLECTIONS = {"REDACT", "DATABASES"}
 _POSITIVE = {name for name in KEYS if isinstance(KEYS[name].default, int | float)} - {"PAUSED"}
 
@@ -67,6 +69,11 @@ def settings() -> Settings:
     for name, value in given.items():
         _check(name, value)
     return _consistent(Settings(**_merged(given)))
+
+
+def default_database() -> str:
+    """The alias of the first of `OUTBOX["DATABASES"]`, where nothing else is said."""
+    return next(iter(settings().DATABASES))
 
 
 def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +151,13 @@ def _consistent(found: Settings) -> Settings:
             "OUTBOX['STRAND_GRACE'] must be at least twice DISPATCH_EVERY, or entries count as "
             "stranded before a worker had the time to take them."
         )
+    for name in _RESERVED:
+        if getattr(found, name):
+            raise ConfigurationError(
+                f"OUTBOX[{name!r}] is a reserved name that has no effect yet: leave it out."
+            )
+    if not found.DATABASES:
+        raise ConfigurationError("OUTBOX['DATABASES'] must name at least one database alias.")
     if found.DEFAULT_OWNER and found.DEFAULT_OWNER not in found.OWNERS:
         raise ConfigurationError(
             f"OUTBOX['DEFAULT_OWNER'] is {found.DEFAULT_OWNER!r}, which OUTBOX['OWNERS'] does "

@@ -233,7 +233,10 @@ class OutboxEntry(models.Model):
 
 
 class OutboxEvent(models.Model):
-    """A step off the plain happy path: who, when, why, and how that attempt went."""
+    """A step off the plain happy path: who, when, why, and how that attempt went.
+
+    `published_at`, `started_at` and `at` are that attempt's publish, claim and end.
+    """
 
     id = models.BigAutoField(primary_key=True)
     entry = models.ForeignKey(OutboxEntry, on_delete=models.CASCADE, related_name="events")
@@ -247,7 +250,6 @@ class OutboxEvent(models.Model):
     reason = models.TextField(db_default="")
     published_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
-    ended_at = models.DateTimeField(null=True)
     error = models.TextField(db_default="")
     traceback = models.TextField(db_default="")
 

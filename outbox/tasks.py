@@ -14,7 +14,6 @@ from celery.result import AsyncResult
 from outbox.conf import settings
 from outbox.errors import ConfigurationError, MisuseError
 from outbox.lifecycle import run
-from outbox.lifecycle.cancel import default_database
 from outbox.lifecycle.finish import Again, when_to_run
 from outbox.transitions import TELL_OWNER
 from outbox.worker import tracer
@@ -93,11 +92,6 @@ class OutboxTask(DjangoTask):
     def is_durable(self) -> bool:
         """Whether its calls are entries. Celery's own tasks never are."""
         return self.durable and not (self.name or "").startswith("celery.")
-
-    @property
-    def database(self) -> str:
-        """The alias of the database that its entries live in."""
-        return default_database()
 
     def row_options(self) -> dict[str, Any]:
         """What a recoverer or dispatcher must know of the task without having its code."""
@@ -240,11 +234,11 @@ def prune_tick(self: _Tick) -> None:
     max_retries=12,
     ignore_result=True,
 )
-def tell_owner(entry_id: str, owner: str) -> None:
+def tell_owner(entry_id: str, owner: str, using: str) -> None:
     """Tell an entry's owner, by e-mail, that it failed for good or waits for a person."""
     from outbox.owners import tell
 
-    tell(entry_id, owner=owner, using=default_database())
+    tell(entry_id, owner=owner, using=using)
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -3,11 +3,16 @@
 from typing import Any
 
 from shop.settings import *  # noqa: F403
-from shop.settings import INSTALLED_APPS
+from shop.settings import DATABASES, INSTALLED_APPS
+
+# A second database, on the same server, with an outbox of its own.
+DATABASES = {**DATABASES, "other": {**DATABASES["default"]}}
+DATABASES["other"]["NAME"] += "_other"
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 
 OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]
+    "DATABASES": ["default", "other"],
     "LEASE": 2,
     "DISPATCH_EVERY": 0.2,
     "RECONCILE_EVERY": 1,

@@ -153,3 +153,8 @@ def hopeless() -> None:
 def strange_result() -> set[int]:
     """Celery stores no result of it either, and says FAILURE: the row says what happened."""
     return {1}
+
+
+@shared_task(base=OutboxTask, unique_by=("name",))
+def once_for_each(name: str, times: int = 1) -> None:
+    """At most one entry of each name waits."""

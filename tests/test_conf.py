@@ -55,6 +55,8 @@ def test_a_part_of_the_retention_leaves_the_rest_as_it_is(outbox_settings: Any) 
         ({"RETENTION": {"failed": "week"}}, "seconds"),
         ({"OWNERS": {"shop": "a@b.example"}}, "a list of addresses"),
         ({"DEFAULT_OWNER": "nobody"}, "OWNERS"),
+        ({"CODEC": "fernet"}, "no effect yet"),
+        ({"DATABASES": []}, "at least one"),
         ({"STRAND_GRACE": 1, "DISPATCH_EVERY": 1}, "twice DISPATCH_EVERY"),
         ({"LEASE": 1, "DISPATCH_EVERY": 1}, "LEASE"),
     ],

@@ -214,6 +214,13 @@ def test_a_second_entry_with_a_live_unique_key_is_the_first() -> None:
     assert other.id != first.id
 
 
+def test_the_values_of_named_arguments_can_make_the_unique_key() -> None:
+    first = tasks.once_for_each.apply_async(("a",), countdown=9)
+    again = tasks.once_for_each.apply_async(kwargs={"name": "a", "times": 2}, countdown=9)
+    other = tasks.once_for_each.apply_async(("b",), countdown=9)
+    assert first.id == again.id != other.id
+
+
 def test_send_task_by_name_is_durable_too() -> None:
     assert entry_of(app.send_task("tests.tasks.add", (1, 2))).task == "tests.tasks.add"
 

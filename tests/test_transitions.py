@@ -326,11 +326,17 @@ def test_the_owner_is_owed_a_message_in_the_same_transaction(state: State) -> No
     entry = make_entry(State.RUNNING, owner="tests")
     TRY[Verb.FAIL if state is State.FAILED else Verb.PARK](entry)
     told = OutboxEntry.objects.get(task="outbox.tell_owner")
-    assert told.args == [str(entry.pk), "tests"]
+    assert told.args == [str(entry.pk), "tests", USING]
     assert told.owner == ""
 
 
 def test_an_entry_about_an_entry_has_no_owner_to_tell() -> None:
     entry = make_entry(State.RUNNING, task="outbox.tell_owner", owner="tests")
     TRY[Verb.FAIL](entry)
+    assert OutboxEntry.objects.count() == 1
+
+
+def test_erasing_a_failed_entry_tells_its_owner_nothing_again() -> None:
+    entry = make_entry(State.FAILED, owner="tests")
+    assert TRY[Verb.ERASE](entry)
     assert OutboxEntry.objects.count() == 1

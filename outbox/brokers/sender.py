@@ -15,6 +15,7 @@ from outbox.conf import settings
 from outbox.errors import BrokerUnavailable
 
 POOL_SIZE = 10
+PIPELINE = 500  # messages: one reply is awaited for so many
 
 _pools: dict[tuple[int, int], ProducerPool] = {}
 _closed_until = 0.0
@@ -40,9 +41,8 @@ def send(app: Celery, messages: Sequence[Mapping[str, Any]]) -> None:
     except Exception as error:
         _closed_until = time.monotonic() + settings().BREAKER
         _drop_pool(app)
-        raise BrokerUnavailable(f"The broker did not take {len(messages)} messages: {error}") from (
-            error
-        )
+        reason = error.__cause__ or error  # kombu's own words for a pipeline hide the reason
+        raise BrokerUnavailable(f"The broker did not take a batch: {reason}") from error
 
 
 def close_breaker() -> None:
@@ -54,7 +54,7 @@ def close_breaker() -> None:
 def _batch(producer: Any, size: int) -> AbstractContextManager[Any]:
     # kombu before 5.7, other transports, and Redis options that replay writes: one by one.
     if getattr(producer, "supports_batch_publish", False):
-        return producer.batch(max(size, 1))  # type: ignore[no-any-return]
+        return producer.batch(min(max(size, 1), PIPELINE))  # type: ignore[no-any-return]
     return nullcontext()
 
 

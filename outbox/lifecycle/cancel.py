@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox import transitions
-from outbox.conf import settings
+from outbox.conf import default_database
 from outbox.events import Note
 
 
@@ -30,11 +30,6 @@ def cancel(
     return transitions.cancel(
         as_id(entry_id), note=Note(actor, reason), using=using or default_database()
     )
-
-
-def default_database() -> str:
-    """The alias of the first of `OUTBOX["DATABASES"]`."""
-    return next(iter(settings().DATABASES))
 
 
 def as_id(value: Any) -> UUID:

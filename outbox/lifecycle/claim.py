@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -71,7 +72,13 @@ class Discard(StrEnum):
 
 
 def take(
-    task: OutboxTask, entry_id: UUID, args: Any, kwargs: Any, *, stopping: Any
+    task: OutboxTask,
+    entry_id: UUID,
+    args: Any,
+    kwargs: Any,
+    *,
+    using: str,
+    stopping: Callable[[], bool],
 ) -> Claim | Discard:
     """Claim the entry for this delivery, waiting while the database is away.
 
@@ -79,7 +86,6 @@ def take(
         OperationalError, InterfaceError: the worker stops while the database is away.
     """
     token = uuid4()  # drawn once for the delivery: a claim whose reply was lost is repeated
-    using = task.database
 
     def claim() -> Claim | None:
         return _claim(task, entry_id, token=token, using=using)
@@ -90,7 +96,12 @@ def take(
             lambda: _why_not(task, entry_id, using=using), using=using, what="claiming"
         )
         if why is Discard.UNKNOWN and task.unknown_delivery == "adopt":
-            _adopt(task, entry_id, args, kwargs, using=using)
+            until_answered(
+                lambda: _adopt(task, entry_id, args, kwargs, using=using),
+                using=using,
+                what="adopting",
+                give_up=stopping,
+            )
             found = until_answered(claim, using=using, what="claiming", give_up=stopping)
         if found is None:
             return why

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,9 @@ from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.entity import Queue
 
-from outbox import clock, payload, transitions
-from outbox.conf import settings
+from outbox import payload, transitions
+from outbox.clock import as_uuid, new_id
+from outbox.conf import default_database, settings
 from outbox.errors import MisuseError, PayloadError, UnknownQueueError
 from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle import publish
@@ -83,7 +86,7 @@ def enqueue(task: OutboxTask, args: Any, kwargs: Any, **options: Any) -> AsyncRe
         MisuseError: the ID is another entry's, or an option is unknown.
     """
     task_id = _task_id(options.pop("task_id", None), task=task.name)
-    using = options.pop("using", None) or task.database
+    using = _database(options.pop("using", None), task=task.name)
     row, more = _row(task, task_id, args, kwargs, options)
     created = transitions.enqueue(row, using=using)
     if not created:
@@ -112,19 +115,23 @@ def _row(
         **_times(app, task, options),
         "crash_limit": task.max_crashes,
         "subject": _text(options.get("subject"), "subject", task=name),
-        "unique_key": _text(options.get("unique_key"), "unique_key", task=name) or None,
+        "unique_key": _unique_key(task, args, kwargs, options) or None,
         "owner": _text(options.get("owner") or task.owner, "owner", task=name),
-        "root_id": _uuid(options.get("root_id")) or (request and _uuid(request.root_id)) or task_id,
-        "parent_id": _uuid(options.get("parent_id")) or (request and _uuid(request.id)),
+        "root_id": as_uuid(options.get("root_id"))
+        or (request and as_uuid(request.root_id))
+        or task_id,
+        "parent_id": as_uuid(options.get("parent_id")) or (request and as_uuid(request.id)),
     }
-    more = _options(task, options)
+    more = _options(task, options, unique_key=row["unique_key"])
     _before_publish(task, row, args, kwargs, more)
     row["options"] = _stored(more, what="options", task=name)
     _check_size(row, task=name)
     return row, more
 
 
-def _options(task: OutboxTask, options: Mapping[str, Any]) -> dict[str, Any]:
+def _options(
+    task: OutboxTask, options: Mapping[str, Any], *, unique_key: str | None
+) -> dict[str, Any]:
     """What the row keeps beside its columns: small, and {} for most entries."""
     stamps = {stamp: options[stamp] for stamp in options.get("stamped_headers") or ()}
     found: dict[str, Any] = {
@@ -136,7 +143,7 @@ def _options(task: OutboxTask, options: Mapping[str, Any]) -> dict[str, Any]:
     found["timelimit"] = _time_limits(options)
     found["stamped_headers"] = list(stamps)
     found["stamps"] = stamps
-    found["unique_key"] = options.get("unique_key")
+    found["unique_key"] = unique_key
     found |= task.row_options()
     _refuse_unknown(task.name, options, stamps)
     return {name: value for name, value in found.items() if value or value == 0}
@@ -259,10 +266,30 @@ def _first(row: Mapping[str, Any], *, using: str) -> UUID:
     )
 
 
+def _database(given: str | None, *, task: str) -> str:
+    if given is not None and given not in settings().DATABASES:
+        raise MisuseError(
+            f"{task}: using={given!r}, but nobody dispatches from there. Add it to "
+            "OUTBOX['DATABASES'], or leave it out."
+        )
+    return given or default_database()
+
+
+def _unique_key(task: OutboxTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str:
+    """The caller's key, or the values of the arguments that the task's `unique_by` names."""
+    if options.get("unique_key") is not None or not task.unique_by:
+        return _text(options.get("unique_key"), "unique_key", task=task.name)
+    bound = inspect.signature(task.run).bind(*(args or ()), **(kwargs or {}))
+    bound.apply_defaults()
+    values = [bound.arguments[name] for name in task.unique_by]
+    key = _stored(values, what="unique_by values", task=task.name)
+    return key if len(key) <= 200 else hashlib.sha256(key.encode()).hexdigest()
+
+
 def _task_id(given: Any, *, task: str) -> UUID:
     if given is None:
-        return clock.new_id()
-    found = _uuid(given)
+        return new_id()
+    found = as_uuid(given)
     if found is None:
         raise PayloadError(
             f"{task}: the task ID {given!r} is not a UUID. Leave it out, or use unique_key= for a "
@@ -270,13 +297,6 @@ def _task_id(given: Any, *, task: str) -> UUID:
             task=task,
         )
     return found
-
-
-def _uuid(value: Any) -> UUID | None:
-    try:
-        return value if isinstance(value, UUID) or value is None else UUID(str(value))
-    except ValueError:
-        return None
 
 
 def _stored(value: Any, *, what: str, task: str) -> str:

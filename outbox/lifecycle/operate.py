@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox import transitions
-from outbox.conf import settings
+from outbox.conf import default_database, settings
 from outbox.events import Note
-from outbox.lifecycle.cancel import as_id, cancel, default_database
+from outbox.lifecycle.cancel import as_id, cancel
 from outbox.models import OutboxEntry
 
 

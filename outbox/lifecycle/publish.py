@@ -18,7 +18,7 @@ from django.db import DatabaseError, connections, transaction
 
 from outbox import payload, sql, transitions
 from outbox.brokers.sender import send
-from outbox.conf import settings
+from outbox.conf import default_database, settings
 from outbox.errors import BrokerUnavailable
 from outbox.events import Note
 from outbox.failpoints import Failpoint, reach
@@ -27,7 +27,8 @@ from outbox.models import OutboxEntry
 logger = logging.getLogger("outbox")
 
 EXTERNAL = "external"
-_IDLE = "10s"  # an idle transaction must not hold rows for ever; a flush takes PUBLISH_TIMEOUT
+DATABASE_HEADER = "outbox_database"  # only where it is not the first of OUTBOX["DATABASES"]
+_IDLE = 10.0  # seconds beyond PUBLISH_TIMEOUT: an idle transaction must not hold rows for ever
 
 _NOTHING = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _EMPTY_BODY = payload.dumps([[], {}, _NOTHING])
@@ -66,7 +67,8 @@ def dispatch(app: Celery, *, using: str) -> int:
 def _batch(app: Celery, *, size: int, using: str) -> int:
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE}'")
+            idle = round(1000 * (settings().PUBLISH_TIMEOUT + _IDLE))
+            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {idle}")
             cursor.execute(sql.DUE, {"limit": size})
             rows = [_from_row(row) for row in cursor.fetchall()]
         if rows:
@@ -84,7 +86,7 @@ def _publish_locked(app: Celery, rows: Sequence[Delivery], *, using: str) -> Non
     sent: list[Delivery] = []
     for delivery in rows:
         try:
-            messages.append(render(delivery))
+            messages.append(render(delivery, using=using))
             sent.append(delivery)
         except Exception as error:  # it fails alone: the rows behind it go on
             _reject(delivery, error, using=using)
@@ -143,7 +145,7 @@ def publish_committed(app: Celery, deliveries: Sequence[Delivery], *, using: str
     if not ours or settings().PAUSED:
         return
     try:
-        messages = [render(delivery) for delivery in ours]
+        messages = [render(delivery, using=using) for delivery in ours]
         send(app, messages)
         _tell_celery(ours, messages)
         transitions.publish([(item.id, item.version) for item in ours], using=using)
@@ -155,15 +157,18 @@ def _is_external(delivery: Delivery) -> bool:
     return delivery.options.get("consumer") == EXTERNAL
 
 
-def render(delivery: Delivery) -> dict[str, Any]:
+def render(delivery: Delivery, *, using: str) -> dict[str, Any]:
     """The arguments of `kombu.Producer.publish`: Celery's protocol 2, by the anonymous exchange."""
+    headers = protocol_headers(delivery) | delivery.options.get("headers", {})
+    if using != default_database():
+        headers[DATABASE_HEADER] = using
     return {
         "body": _body(delivery),
         "exchange": "",
         "routing_key": delivery.queue,
         "content_type": "application/json",
         "content_encoding": "utf-8",
-        "headers": protocol_headers(delivery) | delivery.options.get("headers", {}),
+        "headers": headers,
         "correlation_id": str(delivery.id),
         "reply_to": "",
         "delivery_mode": 2,

@@ -7,9 +7,8 @@ in the threads pool and end a solo worker (docs/explanation/worker.md).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from billiard.einfo import ExceptionInfo
 from celery.app.trace import TraceInfo, trace_ok_t
@@ -17,8 +16,11 @@ from celery.exceptions import Ignore, Reject
 from celery.states import IGNORED, REJECTED
 from django.db import InterfaceError, OperationalError
 
+from outbox.clock import as_uuid
+from outbox.conf import default_database, settings
 from outbox.lifecycle import run
 from outbox.lifecycle.claim import Claim, Discard, take
+from outbox.lifecycle.publish import DATABASE_HEADER
 from outbox.worker.stopping import is_stopping
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def wrap(task: OutboxTask, tracer: Tracer) -> Tracer:
         if not task.is_durable:
             return tracer(uuid, args, kwargs, request)
         try:
-            found = _take(task, uuid, args, kwargs)
+            found = _take(task, uuid, args, kwargs, request or {})
         except (OperationalError, InterfaceError) as error:
             return _returned(Reject(error, requeue=True), REJECTED)
         if isinstance(found, Discard):
@@ -46,13 +48,14 @@ def wrap(task: OutboxTask, tracer: Tracer) -> Tracer:
     return trace
 
 
-def _take(task: OutboxTask, uuid: str, args: Any, kwargs: Any) -> Claim | Discard:
-    try:
-        entry_id = UUID(str(uuid))
-    except ValueError:
-        found: Claim | Discard = Discard.UNKNOWN
-    else:
-        found = take(task, entry_id, args, kwargs, stopping=is_stopping)
+def _take(
+    task: OutboxTask, uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any]
+) -> Claim | Discard:
+    using = request.get(DATABASE_HEADER) or default_database()
+    entry_id = as_uuid(uuid)
+    found: Claim | Discard = Discard.UNKNOWN
+    if entry_id is not None and using in settings().DATABASES:
+        found = take(task, entry_id, args, kwargs, using=using, stopping=is_stopping)
     if isinstance(found, Discard):
         logger.info("outbox.delivery.discarded entry_id=%s task=%s: %s", uuid, task.name, found)
     return found

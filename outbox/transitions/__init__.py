@@ -1,0 +1,66 @@
+"""The only writer of an entry's status. Each verb is one guarded compare-and-set.
+
+Locks are taken in ID order, FOR NO KEY UPDATE; recoverers skip what somebody holds. Whoever
+works is fenced by the claim token, whoever read before acting by the version. Losing a race is
+a value (False, None, a count), never an exception. Times are the database's.
+"""
+
+from outbox.transitions.endings import (
+    fail,
+    late,
+    park,
+    release,
+    retry,
+    settle,
+    settle_locked,
+    succeed,
+    time_out,
+)
+from outbox.transitions.jobs import claim, enqueue, plain_row, publish, renew
+from outbox.transitions.moves import TELL_OWNER, Ending, Holder, begun_effects
+from outbox.transitions.people import cancel, erase, prune, requeue, resolve, run_now
+from outbox.transitions.repairs import (
+    crash,
+    decline,
+    expire,
+    hand_off,
+    mark_missing,
+    recovering,
+    reject,
+    strand,
+)
+
+__all__ = [
+    "TELL_OWNER",
+    "Ending",
+    "Holder",
+    "begun_effects",
+    "cancel",
+    "claim",
+    "crash",
+    "decline",
+    "enqueue",
+    "erase",
+    "expire",
+    "fail",
+    "hand_off",
+    "late",
+    "mark_missing",
+    "park",
+    "plain_row",
+    "prune",
+    "publish",
+    "recovering",
+    "reject",
+    "release",
+    "renew",
+    "requeue",
+    "resolve",
+    "retry",
+    "run_now",
+    "settle",
+    "settle_locked",
+    "strand",
+    "succeed",
+    "time_out",
+]

@@ -1,0 +1,114 @@
+"""What people do to entries, and the end of what is kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models.functions import Now
+
+from outbox.events import Note
+from outbox.models import EntryQuerySet, OutboxEffect, OutboxEntry, OutboxEvent
+from outbox.states import FINAL, State, Verb
+from outbox.transitions.moves import after, again, begun_effects, ended, in_source, move
+from outbox.transitions.repairs import recovering
+
+
+def cancel(entry_id: UUID, *, note: Note, using: str) -> bool:
+    """Final at once in the record; a run that goes on keeps its lease until it is settled."""
+    with transaction.atomic(using=using):
+        entry = in_source(entry_id, Verb.CANCEL, using=using)
+        return entry is not None and move(entry, Verb.CANCEL, State.CANCELLED, note, **ended())
+
+
+def requeue(entry_id: UUID, *, note: Note, crash_budget: int, using: str) -> bool:
+    """Owed again with a new budget on top of the old counts. False while a run goes on."""
+    with transaction.atomic(using=using):
+        entry = in_source(entry_id, Verb.REQUEUE, using=using)
+        if entry is None or entry.run_goes_on:
+            return False
+        anew = _new_budget(entry, crash_budget=crash_budget)
+        try:
+            with transaction.atomic(using=using):
+                return move(entry, Verb.REQUEUE, State.PENDING, note, **anew)
+        except IntegrityError:  # its unique key belongs to a newer entry
+            return False
+
+
+def _new_budget(entry: OutboxEntry, *, crash_budget: int) -> dict[str, Any]:
+    budget = entry.failure_limit and entry.failure_limit - entry.forgiven_failures
+    span = entry.deadline_at and entry.deadline_at - entry.due_at
+    return {
+        **again(timedelta()),
+        "due_at": Now(),
+        "deadline_at": span and after(span),
+        "expires_at": None,
+        "finished_at": None,
+        "forgiven_failures": entry.failures,
+        "failure_limit": budget and entry.failures + budget,
+        "crash_limit": entry.crashes + crash_budget,
+        "claim_token": None,
+        "unique_key": entry.options.get("unique_key"),
+    }
+
+
+def resolve(
+    entry_id: UUID, *, effect: str | None, happened: bool, result: Any, note: Note, using: str
+) -> bool:
+    """A person's word on a parked entry. False: it is not uncertain, or has no such effect."""
+    with transaction.atomic(using=using):
+        entry = in_source(entry_id, Verb.RESOLVE, using=using)
+        if entry is None:
+            return False
+        if effect is None and begun_effects(entry).exists():
+            return False
+        if effect is not None and not _settle_effect(
+            entry, effect, happened=happened, result=result, actor=note.actor
+        ):
+            return False
+        if effect is None and happened:
+            return move(entry, Verb.RESOLVE, State.SUCCEEDED, note, result=result, **ended())
+        return move(entry, Verb.RESOLVE, State.PENDING, note, **again(timedelta()))
+
+
+def _settle_effect(
+    entry: OutboxEntry, name: str, *, happened: bool, result: Any, actor: str
+) -> bool:
+    outcome = {"done_at": Now(), "result": result} if happened else {"cleared_at": Now()}
+    rows = begun_effects(entry).filter(name=name)
+    return bool(rows.update(settled_by=actor, **outcome))
+
+
+def run_now(entry_id: UUID, *, note: Note, using: str) -> bool:
+    """Due now instead of later."""
+    with transaction.atomic(using=using):
+        entry = in_source(entry_id, Verb.RUN_NOW, using=using)
+        return entry is not None and move(
+            entry, Verb.RUN_NOW, State.PENDING, note, **again(timedelta())
+        )
+
+
+def erase(entry_id: UUID, *, note: Note, using: str) -> bool:
+    """Remove what the entry says: payload, options, result, error, and its events' texts."""
+    with transaction.atomic(using=using):
+        entry = in_source(entry_id, Verb.ERASE, using=using)
+        if entry is None:
+            return False
+        texts = {"reason": "", "error": "", "traceback": ""}
+        OutboxEvent.objects.using(using).filter(entry=entry).update(**texts)
+        OutboxEffect.objects.using(using).filter(entry=entry).update(request=None, result=None)
+        empty: dict[str, Any] = {"args": [], "kwargs": {}, "options": {}, "result": None}
+        to = State(entry.status)
+        return move(entry, Verb.ERASE, to, note, error="", traceback="", **empty)
+
+
+def prune(rows: EntryQuerySet, *, limit: int) -> int:
+    """Delete up to `limit` final entries with their events and effects."""
+    with recovering(rows.filter(status__in=FINAL), limit=limit) as held:
+        using, ids = rows.db, [entry.pk for entry in held if not entry.run_goes_on]
+        for table in (OutboxEvent, OutboxEffect):
+            table.objects.using(using).filter(entry_id__in=ids)._raw_delete(using)
+        OutboxEntry.objects.using(using).filter(pk__in=ids)._raw_delete(using)
+        return len(ids)

@@ -1,0 +1,83 @@
+"""What dispatcher, clerk and reconcile do to rows that `recovering` holds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import connections, transaction
+from django.db.models import F
+from django.db.models.functions import Now
+
+from outbox.events import Note
+from outbox.models import EntryQuerySet, OutboxEntry
+from outbox.states import State, Verb
+from outbox.transitions.moves import UNLEASED, again, ended, give_up, locked, move
+
+LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
+
+
+@contextmanager
+def recovering(rows: EntryQuerySet, *, limit: int) -> Iterator[list[OutboxEntry]]:
+    """Hold up to `limit` of `rows`, in ID order, skipping what somebody else holds."""
+    using = rows.db
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        locked = rows.using(using).order_by("pk").select_for_update(skip_locked=True, no_key=True)
+        yield list(locked[:limit])
+
+
+def crash(entry: OutboxEntry, *, delay: timedelta, limit: int, on_crash: str, note: Note) -> State:
+    """Count a run whose process died: its lease is past, or its child was seen to be gone.
+
+    At the cap it fails; `on_crash="park"` asks a person at once, `"fail"` ends it at once.
+    """
+    counted = {"crashes": F("crashes") + 1, "claim_token": None}
+    if on_crash == "park":
+        move(entry, Verb.CRASH, State.UNCERTAIN, note, **counted, **UNLEASED)
+        return State.UNCERTAIN
+    if on_crash == "fail" or entry.crashes + 1 >= limit:
+        why = f"{note.reason}; crash {entry.crashes + 1} of at most {limit}"
+        return give_up(entry, Verb.CRASH, replace(note, reason=why, error=why), **counted)
+    move(entry, Verb.CRASH, State.PENDING, note, **counted, **again(delay), **UNLEASED)
+    return State.PENDING
+
+
+def strand(entry: OutboxEntry, *, note: Note) -> bool:
+    """A published message that the broker does not hold: owed again, now."""
+    due = again(timedelta())
+    return move(entry, Verb.STRAND, State.PENDING, note, strands=F("strands") + 1, **due)
+
+
+def expire(entry: OutboxEntry, *, note: Note) -> State:
+    """Past `expires_at` or `deadline_at` before it started."""
+    return give_up(entry, Verb.EXPIRE, note)
+
+
+def reject(entry: OutboxEntry, *, note: Note) -> State:
+    """It cannot be rendered as a message: it fails alone."""
+    return give_up(entry, Verb.REJECT, note)
+
+
+def hand_off(entry: OutboxEntry) -> bool:
+    """The broker accepted the message of another code base's task: done from our side."""
+    sent = {"publishes": F("publishes") + 1, "published_at": Now()}
+    return move(entry, Verb.HANDOFF, State.SUCCEEDED, Note("dispatcher"), **sent, **ended())
+
+
+def decline(entry_id: UUID, *, delay: timedelta, note: Note, using: str) -> bool:
+    """A worker that does not know the task's code gives the delivery back; burns nothing."""
+    with transaction.atomic(using=using):
+        entry = locked(using).filter(pk=entry_id, status=State.PUBLISHED).first()
+        return entry is not None and move(entry, Verb.DECLINE, State.PENDING, note, **again(delay))
+
+
+def mark_missing(ids: Iterable[UUID], *, missing: bool, using: str) -> int:
+    """Note, or take back, that a look at the broker did not find these published entries."""
+    rows = OutboxEntry.objects.using(using).filter(pk__in=list(ids), status=State.PUBLISHED)
+    unlike = rows.filter(missing_since__isnull=missing)
+    return unlike.update(missing_since=Now() if missing else None)

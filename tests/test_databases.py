@@ -1,0 +1,38 @@
+"""An outbox in each of two databases: an entry belongs to the one whose transaction owes it."""
+
+from pathlib import Path
+
+import pytest
+from django.db import transaction
+
+from outbox.errors import MisuseError
+from outbox.models import OutboxEntry
+from outbox.states import State
+from tests import tasks
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def test_the_entry_commits_with_the_other_databases_transaction() -> None:
+    with transaction.atomic(using="other"):
+        tasks.add.apply_async((1, 2), using="other")
+        transaction.set_rollback(True, using="other")
+    assert not OutboxEntry.objects.using("other").exists()
+    tasks.add.apply_async((1, 2), using="other", countdown=60)
+    assert OutboxEntry.objects.using("other").count() == 1
+    assert not OutboxEntry.objects.using("default").exists()
+
+
+def test_a_worker_claims_and_ends_it_where_it_lives(worker: object, tmp_path: Path) -> None:
+    path = tmp_path / "ran"
+    with transaction.atomic(using="other"):
+        result = tasks.noted.apply_async((str(path),), using="other")
+    ended = OutboxEntry.objects.using("other").filter(pk=result.id, status=State.SUCCEEDED)
+    assert wait_until(ended.exists)
+    assert path.read_text() == f"{result.id} 0 ran\n"
+
+
+def test_a_database_that_nobody_dispatches_from_is_refused() -> None:
+    with pytest.raises(MisuseError, match="DATABASES"):
+        tasks.add.apply_async((1, 2), using="third")
