@@ -205,6 +205,13 @@ class OutboxEntry(models.Model):
             models.Index(
                 "finished_at", name="celery_outbox_finished", condition=Q(status__in=_FINAL)
             ),
+            # What people look for first, among millions that went well.
+            models.Index(
+                "status",
+                "id",
+                name="celery_outbox_ended_badly",
+                condition=Q(status__in=[State.CANCELLED, State.FAILED]),
+            ),
             models.Index("subject", "id", name="celery_outbox_subject", condition=~Q(subject="")),
         ]
 

@@ -244,6 +244,20 @@ class Migration(migrations.Migration):
                         name="celery_outbox_finished",
                     ),
                     models.Index(
+                        models.F("status"),
+                        models.F("id"),
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                [
+                                    outbox.states.State["CANCELLED"],
+                                    outbox.states.State["FAILED"],
+                                ],
+                            )
+                        ),
+                        name="celery_outbox_ended_badly",
+                    ),
+                    models.Index(
                         models.F("subject"),
                         models.F("id"),
                         condition=models.Q(("subject", ""), _negated=True),
