@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django_celery_results.models import TaskResult
 
-from outbox.admin import deeds, paging
+from outbox.admin import deeds, filters, paging
 from outbox.lifecycle.cancel import cancel
 from outbox.models import OutboxEffect, OutboxEntry, OutboxTick
 from outbox.states import State
@@ -126,6 +126,12 @@ def test_the_count_is_bounded_and_says_so(viewer: Client, monkeypatch: pytest.Mo
     assert "the latest 3 entries" in text(viewer, LIST)
 
 
+def test_unfinished_entries_have_what_is_owed_for_longest_first(viewer: Client) -> None:
+    young = make_entry(due_at=ago(minutes=1))
+    old = make_entry(State.RUNNING, due_at=ago(hours=1))
+    assert listed(viewer, state="unfinished") == [old.pk, young.pk]
+
+
 @pytest.mark.parametrize("state", [*State, "unfinished"])
 def test_the_list_is_filtered_by_state(viewer: Client, state: str) -> None:
     made = {entry.pk: entry for entry in map(make_entry, State)}
@@ -142,6 +148,19 @@ def test_the_list_is_filtered_by_task(viewer: Client) -> None:
     entry = make_entry(task="tests.tasks.echo")
     assert "?task=tests.tasks.echo" in text(viewer, LIST)
     assert listed(viewer, task="tests.tasks.echo") == [entry.pk]
+
+
+def test_a_task_alone_is_looked_for_among_the_latest_and_with_a_state_among_all(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "LATEST", 2)
+    failed = make_entry(State.FAILED)
+    assert listed(viewer, task=failed.task) == [failed.pk]
+    later = make_entries(2, task="tests.tasks.echo")
+    assert listed(viewer, task=failed.task) == []
+    assert "among the latest 2 of all" in text(viewer, LIST, task=failed.task)
+    assert len(listed(viewer, task=later[0].task)) == 2
+    assert listed(viewer, task=failed.task, state="failed") == [failed.pk]
 
 
 @pytest.mark.parametrize("length", [36, 13, 8])
@@ -398,3 +417,8 @@ def test_a_deed_is_a_post_with_a_token(ada: Client) -> None:
     ada.handler.enforce_csrf_checks = True
     assert ada.post(page_of(entry, "requeue")).status_code == 403
     assert status_of(entry) == State.FAILED
+    token = ada.get(page_of(entry)).context["csrf_token"]
+    assert (
+        ada.post(page_of(entry, "requeue"), {"csrfmiddlewaretoken": str(token)}).status_code == 302
+    )
+    assert status_of(entry) == State.PENDING

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_POST
 
 from outbox.admin import deeds, facts, filters, related, show
 from outbox.admin.deeds import DEEDS, Deed
-from outbox.admin.paging import BoundedPaginator
+from outbox.admin.paging import BoundedPaginator, EntryList
 from outbox.admin.read_only import ReadOnlyAdmin
 from outbox.models import OutboxEntry
 
@@ -29,7 +29,6 @@ class EntryAdmin(ReadOnlyAdmin):
     list_display_links = ["task_name"]
     list_filter = [filters.StateFilter, filters.TaskFilter, filters.QueueFilter]
     list_per_page = 100
-    ordering = ["-id"]  # version 7 IDs sort by time, and the primary key is the one whole index
     paginator = BoundedPaginator
     search_fields = ["id", "subject"]  # what is searched is in get_search_results
     search_help_text = "An ID or its beginning, or a whole subject such as shop.order:42"
@@ -46,6 +45,14 @@ class EntryAdmin(ReadOnlyAdmin):
         match = request.resolver_match
         listed = match is not None and (match.url_name or "").endswith("_changelist")
         return rows.defer(*_NOT_LISTED) if listed else rows
+
+    def get_changelist(self, request: HttpRequest, **_: Any) -> type[EntryList]:
+        return EntryList
+
+    def get_ordering(self, request: HttpRequest) -> list[Any]:
+        if request.GET.get("state") == filters.UNFINISHED:
+            return ["due_at", "id"]  # what has been owed for longest; the index of open rows
+        return ["-id"]  # version 7 IDs sort by time, and the primary key covers all rows
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str

@@ -10,13 +10,17 @@ from uuid import UUID
 
 from celery import current_app
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import Q, Subquery, UUIDField, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 
 from outbox.models import EntryQuerySet
 from outbox.states import State
 
-_UNFINISHED = "unfinished"
+LATEST = 100_000  # entries that are looked through where no index helps
+
+UNFINISHED = "unfinished"
+_BY_NO_INDEX = {None, "", State.SUCCEEDED.value}  # nearly all have succeeded
 _HEX = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -25,24 +29,44 @@ class StateFilter(admin.SimpleListFilter):
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterator[tuple[str, str]]:
-        yield _UNFINISHED, "Unfinished"
+        yield UNFINISHED, "Unfinished"
         yield from ((state.value, state.value.capitalize()) for state in State)
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        if self.value() == _UNFINISHED:
+        if self.value() == UNFINISHED:
             return queryset.unfinished()
         return queryset.filter(status=self.value()) if self.value() else queryset
 
 
-class TaskFilter(admin.SimpleListFilter):
+class _ColumnFilter(admin.SimpleListFilter):
+    """By a column that no index has: where nothing else narrows the list, its latest part only."""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if not self.value():
+            return queryset
+        found = queryset.filter(**{str(self.parameter_name): self.value()})
+        return _among_latest(found) if is_narrowed_to_latest(request) else found
+
+
+def is_narrowed_to_latest(request: HttpRequest) -> bool:
+    """Whether the list is filtered by task or queue, and by nothing that an index finds."""
+    asked = request.GET
+    by_column = asked.get("task") or asked.get("queue")
+    return bool(by_column) and not asked.get("q") and asked.get("state") in _BY_NO_INDEX
+
+
+def _among_latest(rows: EntryQuerySet) -> EntryQuerySet:
+    ids = rows.model._default_manager.using(rows.db).order_by("-pk").values("pk")
+    first = Subquery(ids[LATEST : LATEST + 1])
+    return rows.filter(pk__gt=Coalesce(first, Value(UUID(int=0), UUIDField())))
+
+
+class TaskFilter(_ColumnFilter):
     title = "task"
     parameter_name = "task"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(name, name) for name in _durable_tasks()]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(task=self.value()) if self.value() else queryset
 
 
 @cache
@@ -52,7 +76,7 @@ def _durable_tasks() -> list[str]:
     return sorted(name for name, task in tasks if getattr(task, "is_durable", False))
 
 
-class QueueFilter(admin.SimpleListFilter):
+class QueueFilter(_ColumnFilter):
     """Shown where there is more than one queue."""
 
     title = "queue"
@@ -63,9 +87,6 @@ class QueueFilter(admin.SimpleListFilter):
 
     def has_output(self) -> bool:
         return len(self.lookup_choices) > 1
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(queue=self.value()) if self.value() else queryset
 
 
 def search(queryset: EntryQuerySet, term: str) -> EntryQuerySet:

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import current_app
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from redis import RedisError
 
 from outbox import maintenance
 from outbox.brokers import ping
@@ -30,10 +31,18 @@ class Command(BaseCommand):
         if why := ping.why_unreachable(current_app):
             raise CommandError(f"The broker does not answer: {why} Nothing was repaired.")
         for using in aliases:
-            found = maintenance.reconcile(current_app, using=using)
-            if found is None:
-                raise CommandError("Another process is reconciling at this moment; nothing done.")
+            found = _reconcile(using)
             self.stdout.write(json.dumps(dict(found)) if format == "json" else _words(found))
+
+
+def _reconcile(using: str) -> Found:
+    try:
+        found = maintenance.reconcile(current_app, using=using)
+    except (RedisError, OSError) as error:
+        raise CommandError(f"The broker went away: {error}. Run it again.") from error
+    if found is None:
+        raise CommandError("Another process is reconciling at this moment; nothing done.")
+    return found
 
 
 def _words(found: Found) -> str:
