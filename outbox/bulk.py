@@ -57,16 +57,16 @@ def why_not_requeued(entry: OutboxEntry | None) -> str:
     if entry is None:
         return "no such entry"
     if entry.run_goes_on:
-        return "its run still goes on"
+        return "a run still goes on"
     if entry.status in EDGES[Verb.REQUEUE].sources:
-        return "its unique key is held by a newer entry"
+        return "a newer entry holds the unique key"
     if entry.status == State.SUCCEEDED:
-        return "it has succeeded"
-    return f"it has not ended, it is {entry.status}"
+        return "succeeded already"
+    return f"not ended, but {entry.status}"
 
 
 def why_not_cancelled(entry: OutboxEntry | None) -> str:
     """Why a cancellation of the entry is refused, in words."""
     if entry is None:
         return "no such entry"
-    return f"it has already ended, it is {entry.status}"
+    return f"already ended: {entry.status}"

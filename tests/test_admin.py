@@ -318,9 +318,9 @@ def test_a_selection_is_told_how_many_were_refused_and_why(ada: Client) -> None:
     assert sorted(told(response)) == sorted(
         [
             "1 entry owed again, with a new retry budget.",
-            f"1 entry refused: its unique key is held by a newer entry ({failed.pk}).",
-            f"2 entries refused: its run still goes on ({cancelled.pk}, {running.pk}).",
-            f"1 entry refused: it has succeeded ({done.pk}).",
+            f"1 entry refused: a newer entry holds the unique key ({failed.pk}).",
+            f"2 entries refused: a run still goes on ({cancelled.pk}, {running.pk}).",
+            f"1 entry refused: succeeded already ({done.pk}).",
         ]
     )
     assert LogEntry.objects.count() == 1
@@ -332,7 +332,7 @@ def test_cancel_ends_what_is_open_and_refuses_what_has_ended(ada: Client) -> Non
     assert [status_of(entry) for entry in entries] == ["cancelled", "cancelled", "failed"]
     assert told(response) == [
         "2 entries cancelled.",
-        f"1 entry refused: it has already ended, it is failed ({entries[2].pk}).",
+        f"1 entry refused: already ended: failed ({entries[2].pk}).",
     ]
 
 

@@ -66,9 +66,9 @@ def test_requeue_says_for_each_what_happened_and_fails_when_one_was_refused() ->
         "outbox_requeue", str(running.pk), str(failed.pk), str(late.pk), str(unknown)
     )
     assert words.splitlines() == [
-        f"{running.pk}  refused: its run still goes on",
+        f"{running.pk}  refused: a run still goes on",
         f"{failed.pk}  owed again",
-        f"{late.pk}  refused: its run still goes on",
+        f"{late.pk}  refused: a run still goes on",
         f"{unknown}  refused: no such entry",
     ]
     assert error == "3 of 4 refused."
@@ -92,7 +92,7 @@ def test_cancel_takes_ids_or_whatever_is_open_about_a_subject() -> None:
     assert status_of(done) == State.SUCCEEDED
     assert entries[0].events.get().actor == ACTOR
     words, _ = refused("outbox_cancel", str(done.pk))
-    assert words == f"{done.pk}  refused: it has already ended, it is succeeded\n"
+    assert words == f"{done.pk}  refused: already ended: succeeded\n"
 
 
 @pytest.mark.parametrize("command", ["outbox_requeue", "outbox_cancel"])

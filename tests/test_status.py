@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import maintenance, status
+from outbox import maintenance, standing, status
 from outbox.models import OutboxQueue, OutboxTick, OutboxWorker
 from outbox.states import State
 from tests.factories import ago, make_entries, make_entry
@@ -94,7 +94,7 @@ def test_each_state_is_counted() -> None:
 def test_ended_entries_are_counted_up_to_a_limit_and_the_text_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status, "LOOKED_AT", 2)
+    monkeypatch.setattr(standing, "LOOKED_AT", 2)
     make_entries(3, State.SUCCEEDED)
     assert as_json()["counts"]["succeeded"] == 2
     assert "2 or more" in shown()[0]
@@ -187,8 +187,8 @@ def test_a_tasks_own_over_age_goes_before_the_setting() -> None:
 
 
 @pytest.mark.usefixtures("_ticking")
-def test_an_uncertain_entry_waits_for_a_person() -> None:
-    make_entry(State.UNCERTAIN)
+def test_an_uncertain_entry_waits_for_a_person_whatever_its_age() -> None:
+    make_entry(State.UNCERTAIN, due_at=ago(days=1))
     assert codes() == ["waiting_for_person"]
 
 

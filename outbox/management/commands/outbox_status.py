@@ -12,7 +12,7 @@ from celery import current_app
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from outbox import status
+from outbox import standing, status
 from outbox.management.databases import aliases_of, reachable
 from outbox.states import FINAL, State
 from outbox.status import Status
@@ -22,7 +22,7 @@ from outbox.words import counted, span
 class Command(BaseCommand):
     help = (
         "Show how the outbox is doing. Exit status: 0 when healthy, 1 when not. Ended entries are "
-        f"counted up to {status.LOOKED_AT:,} of each state, so that it stays quick."
+        f"counted up to {standing.LOOKED_AT:,} of each state, so that it stays quick."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -68,7 +68,7 @@ def _counts(seen: Status) -> Iterator[str]:
 
 def _count(seen: Status, state: State) -> str:
     count = seen.counts[state]
-    is_cut = state in FINAL and count >= status.LOOKED_AT
+    is_cut = state in FINAL and count >= standing.LOOKED_AT
     return f"{count:,} or more" if is_cut else f"{count:,}"
 
 
