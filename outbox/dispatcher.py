@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from types import FrameType
+from typing import Any
 
 from celery import Celery
 from django.db import DatabaseError, InterfaceError, connections
@@ -17,16 +19,19 @@ from outbox.outage import LONGEST_PAUSE
 
 logger = logging.getLogger("outbox")
 
+PRUNE_EVERY = 3600.0  # seconds
+
 # Everything that the database or a driver's broken socket may raise while it is away.
 _AWAY = (DatabaseError, InterfaceError)
 
 
 class Dispatcher:
-    """Dispatches every `DISPATCH_EVERY` seconds until it is told to stop, through any outage."""
+    """Does all ticks, each at its own pace, until it is told to stop, through any outage."""
 
     def __init__(self, app: Celery, databases: Collection[str]) -> None:
         self.app, self.databases = app, databases
         self.stopped = threading.Event()
+        self.last: dict[str, float] = {}
 
     def stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
         self.stopped.set()
@@ -42,14 +47,25 @@ class Dispatcher:
 
     def _round(self) -> bool:
         """One pass over each database. False: one of them was away."""
-        answered = [self.once(using) for using in self.databases]
+        answered = [self._once(using) for using in self.databases]  # each, whatever the others say
         return all(answered)
 
-    def once(self, using: str) -> bool:
+    def _once(self, using: str) -> bool:
         try:
             maintenance.dispatch(self.app, using=using)
+            self._at_most("reconcile", using, settings().RECONCILE_EVERY, self._reconcile)
+            self._at_most("prune", using, PRUNE_EVERY, maintenance.prune)
         except _AWAY as error:
             logger.warning("outbox.database.away while dispatching: %s", error)
             connections[using].close()
             return False
         return True
+
+    def _reconcile(self, *, using: str) -> Any:
+        return maintenance.reconcile(self.app, using=using)
+
+    def _at_most(self, name: str, using: str, every: float, work: Callable[..., Any]) -> None:
+        now, key = time.monotonic(), f"{name} {using}"
+        if now - self.last.get(key, now - every) >= every:
+            self.last[key] = now
+            work(using=using)

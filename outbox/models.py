@@ -205,6 +205,19 @@ class OutboxEntry(models.Model):
             models.Index(
                 "finished_at", name="celery_outbox_finished", condition=Q(status__in=_FINAL)
             ),
+            # What people look for first, among millions that went well.
+            models.Index(
+                "status",
+                "id",
+                name="celery_outbox_ended_badly",
+                condition=Q(status__in=[State.CANCELLED, State.FAILED]),
+            ),
+            # Those whose task keeps them for a time of its own: prune would read the whole table.
+            models.Index(
+                "finished_at",
+                name="celery_outbox_own_retention",
+                condition=Q(status__in=_FINAL, options__has_key="retention"),
+            ),
             models.Index("subject", "id", name="celery_outbox_subject", condition=~Q(subject="")),
         ]
 

@@ -1,4 +1,4 @@
-"""Entries in a given state, written past the transitions: the CHECK constraints still hold."""
+"""Rows in a given state, as the library would have left them: the CHECK constraints hold."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,29 +13,32 @@ AHEAD = timedelta(seconds=60)
 
 
 def at(delta: timedelta = timedelta()) -> datetime:
+    """So far from now."""
     return datetime.now(UTC) + delta
 
 
-def make_entry(status: State = State.PENDING, **columns: Any) -> OutboxEntry:
-    """An entry of `tests.tasks.add(1, 2)`, complete for its state; `columns` override."""
-    row: dict[str, Any] = {
-        "id": new_id(),
-        "task": "tests.tasks.add",
-        "args": [1, 2],
-        "kwargs": {},
-        "status": status.value,
-    }
-    if status != State.PENDING:
-        row |= {"published_at": at(PAST), "publishes": 1}
-    if status not in (State.PENDING, State.PUBLISHED):
-        row |= {"attempts": 1, "started_at": at(PAST), "claim_token": uuid4()}
-    if status == State.RUNNING:
-        row |= {"lease_owner": uuid4(), "lease_pid": 4242, "lease_until": at(AHEAD)}
-    if status in FINAL:
-        row |= {"finished_at": at(PAST)}
-    entry = OutboxEntry(**{**row, **columns})
-    OutboxEntry.objects.bulk_create([entry])
-    return reread(entry)
+def ago(**span: float) -> datetime:
+    """That long before now: `ago(minutes=5)`."""
+    return at(-timedelta(**span))
+
+
+def make_entry(status: State | str = State.PENDING, **columns: Any) -> OutboxEntry:
+    """Insert an entry in that state and read it back; `columns` go before what the state needs."""
+    (entry,) = make_entries(1, status, **columns)
+    return entry
+
+
+def make_entries(
+    count: int, status: State | str = State.PENDING, **columns: Any
+) -> list[OutboxEntry]:
+    """Insert that many entries alike, in order of their IDs, and read them back."""
+    common = {"task": "tests.tasks.add", "args": [1, 2], "status": State(status)}
+    rows = [
+        OutboxEntry(**{"id": new_id(), **common, **_needed(State(status)), **columns})
+        for _ in range(count)
+    ]
+    OutboxEntry.objects.bulk_create(rows)
+    return list(OutboxEntry.objects.filter(pk__in=[row.pk for row in rows]).order_by("pk"))
 
 
 def reread(entry: OutboxEntry) -> OutboxEntry:
@@ -48,3 +51,20 @@ def begin_effect(entry: OutboxEntry, name: str = "mail", **columns: Any) -> Outb
     return OutboxEffect.objects.create(
         entry=entry, name=name, key=f"{entry.pk}:{name}", begin_token=uuid4(), **columns
     )
+
+
+def _needed(status: State) -> dict[str, Any]:
+    """What the constraints ask of a row in that state, and what such a row has had behind it."""
+    if status is State.PENDING:
+        return {}
+    published = {"published_at": ago(seconds=2), "publishes": 1}
+    if status is State.PUBLISHED:
+        return published
+    started = {**published, "started_at": ago(seconds=1), "attempts": 1, "claim_token": uuid4()}
+    if status is State.RUNNING:
+        return {**started, "lease_owner": uuid4(), "lease_pid": 4321, "lease_until": at(AHEAD)}
+    if status in FINAL:
+        started["finished_at"] = ago(seconds=0)
+    if status is State.FAILED:
+        started |= {"failures": 1, "error": "ValueError: no", "traceback": "Traceback …"}
+    return started

@@ -1,5 +1,6 @@
 """The shop's settings, with the tests' own tasks and short times."""
 
+import os
 from typing import Any
 
 from shop.settings import *  # noqa: F403
@@ -12,7 +13,7 @@ DATABASES["other"]["NAME"] += "_other"
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 
 OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]
-    "DATABASES": ["default", "other"],
+    "DATABASES": os.environ.get("TESTS_DATABASES", "default").split(","),
     "LEASE": 2,
     "DISPATCH_EVERY": 0.2,
     "RECONCILE_EVERY": 1,

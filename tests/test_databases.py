@@ -1,10 +1,13 @@
 """An outbox in each of two databases: an entry belongs to the one whose transaction owes it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import transaction
 
+from outbox.drill.processes import Process
 from outbox.errors import MisuseError
 from outbox.models import OutboxEntry
 from outbox.states import State
@@ -12,6 +15,11 @@ from tests import tasks
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _both(settings: Any) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASES": ["default", "other"]}
 
 
 def test_the_entry_commits_with_the_other_databases_transaction() -> None:
@@ -24,7 +32,10 @@ def test_the_entry_commits_with_the_other_databases_transaction() -> None:
     assert not OutboxEntry.objects.using("default").exists()
 
 
-def test_a_worker_claims_and_ends_it_where_it_lives(worker: object, tmp_path: Path) -> None:
+def test_a_worker_claims_and_ends_it_where_it_lives(
+    start_worker: Callable[..., Process], tmp_path: Path
+) -> None:
+    start_worker(TESTS_DATABASES="default,other")
     path = tmp_path / "ran"
     with transaction.atomic(using="other"):
         result = tasks.noted.apply_async((str(path),), using="other")

@@ -231,9 +231,14 @@ def test_a_task_that_is_not_durable_goes_the_plain_way(valkey: redis.Redis) -> N
     assert not OutboxEntry.objects.exists()
 
 
-def test_an_extra_option_for_a_task_that_is_not_durable_is_refused() -> None:
-    with pytest.raises(MisuseError, match="durable"):
-        tasks.plain.apply_async(("/nowhere",), subject="order:1")
+def test_a_task_that_has_left_the_outbox_keeps_its_callers(valkey: redis.Redis) -> None:
+    tasks.plain.apply_async(("/nowhere",), subject="order:1")
+    assert valkey.llen("celery") == 1
+
+
+def test_an_extra_option_for_another_kind_of_task_is_refused() -> None:
+    with pytest.raises(MisuseError, match="OutboxTask"):
+        app.send_task("celery.backend_cleanup", subject="order:1")
 
 
 def test_a_chain_owes_its_first_step_and_keeps_the_rest_in_the_row() -> None:

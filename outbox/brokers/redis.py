@@ -12,7 +12,11 @@ from itertools import chain
 from typing import Any
 
 from celery import Celery
-from redis import Redis
+from kombu.exceptions import OperationalError
+from redis import Redis, RedisError
+
+from outbox.brokers.connections import bounded, sentence
+from outbox.errors import BrokerUnavailable
 
 CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
 
@@ -21,25 +25,25 @@ CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
 _ID = re.compile(rb'"correlation_id":\s*"([0-9a-fA-F-]{36})"')
 
 
-def can_list(app: Celery) -> bool:
-    """Whether the broker is one whose queues can be read."""
-    with app.connection_for_read() as connection:
-        return bool(connection.transport.driver_type == "redis")
-
-
 def held(app: Celery, wanted: Set[str], *, queues: Iterable[str]) -> set[str]:
     """Which of the `wanted` IDs lie in a priority list of `queues` or in `unacked`.
 
     A message that moves from a list to `unacked` between the reads would be missed if `unacked`
     were read first: the lists come first. One that is restored moves the other way, and is why
     a finding must be confirmed by a second look.
+
+    Raises:
+        BrokerUnavailable: it did not answer, so nothing is known.
     """
     seen: set[str] = set()
-    with app.connection_for_read() as connection, connection.channel() as channel:
-        # Not the channel's client: it puts the prefix before the keys of kombu's own commands only.
-        client = Redis(connection_pool=channel.pool)
-        for chunk in chain(_lists(channel, client, queues), _unacked(channel, client)):
-            seen |= _ids(chunk).intersection(wanted)
+    try:
+        with bounded(app) as connection, connection.default_channel as channel:
+            # Not the channel's client: that prefixes the keys of kombu's own commands only.
+            client = Redis(connection_pool=channel.pool)
+            for chunk in chain(_lists(channel, client, queues), _unacked(channel, client)):
+                seen |= _ids(chunk).intersection(wanted)
+    except (RedisError, OSError, OperationalError) as error:
+        raise BrokerUnavailable(f"The broker does not answer: {sentence(error)}.") from error
     return seen
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from celery import Celery
 from kombu.pools import ProducerPool
 
+from outbox.brokers.connections import bounded, sentence
 from outbox.conf import settings
 from outbox.errors import BrokerUnavailable
 
@@ -41,8 +42,7 @@ def send(app: Celery, messages: Sequence[Mapping[str, Any]]) -> None:
     except Exception as error:
         _closed_until = time.monotonic() + settings().BREAKER
         _drop_pool(app)
-        reason = error.__cause__ or error  # kombu's own words for a pipeline hide the reason
-        raise BrokerUnavailable(f"The broker did not take a batch: {reason}") from error
+        raise BrokerUnavailable(f"The broker did not take a batch: {sentence(error)}.") from error
 
 
 def close_breaker() -> None:
@@ -71,17 +71,10 @@ def _producer(app: Celery) -> Iterator[Any]:
     # By process: a pool that a fork inherited shares its sockets with the parent.
     key = (os.getpid(), id(app))
     if (pool := _pools.get(key)) is None:
-        pool = _pools[key] = _new_pool(app, timeout)
+        connections = bounded(app).Pool(limit=POOL_SIZE)
+        pool = _pools[key] = ProducerPool(connections, limit=POOL_SIZE)
     with pool.acquire(block=True, timeout=timeout) as producer:
         yield producer
-
-
-def _new_pool(app: Celery, timeout: float) -> ProducerPool:
-    options: dict[str, Any] = {"max_retries": 0}
-    if app.connection_for_write().transport.driver_type == "redis":
-        options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-    connection = app.connection_for_write(connect_timeout=timeout, transport_options=options)
-    return ProducerPool(connection.Pool(limit=POOL_SIZE), limit=POOL_SIZE)
 
 
 def _drop_pool(app: Celery) -> None:

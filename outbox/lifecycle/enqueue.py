@@ -59,14 +59,19 @@ def take_over_send_task() -> None:
         task = durable_task(app, name, options.get("task_type"))
         if task is not None:
             return enqueue(task, args, kwargs, **options)
-        if extras := [extra for extra in _EXTRAS if extra in options]:
-            raise MisuseError(
-                f"{name} is not durable, so {', '.join(extras)} cannot be kept: derive it from "
-                "OutboxTask (with durable=True) or leave the option out."
-            )
-        return plain(app, name, args, kwargs, **options)
+        return plain(app, name, args, kwargs, **_without_extras(app, name, options))
 
     Celery.send_task = send_task
+
+
+def _without_extras(app: Celery, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A task that has left by durable=False keeps its callers; any other never took these."""
+    extras = [extra for extra in _EXTRAS if extra in options]
+    if extras and not hasattr(options.get("task_type") or app.tasks.get(name), "is_durable"):
+        raise MisuseError(
+            f"{name} does not derive from OutboxTask, so it cannot take {', '.join(extras)}."
+        )
+    return {option: value for option, value in options.items() if option not in extras}
 
 
 def durable_task(app: Celery, name: str, task: Any = None) -> OutboxTask | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from celery import Celery
 from django.db.models.functions import Now
 
 from outbox import transitions
 from outbox.brokers import redis
+from outbox.brokers.connections import is_redis
 from outbox.conf import settings
+from outbox.errors import BrokerUnavailable
 from outbox.events import Note
 from outbox.lifecycle import lease
 from outbox.models import EntryQuerySet, OutboxEntry
@@ -30,14 +33,18 @@ class Findings:
     settled: int = 0
     missing: int = 0  # seen to be missing for the first time: another look must confirm it
     stranded: int = 0
+    broker: str = ""  # why it could not be looked at
 
 
 def reconcile(app: Celery, *, using: str) -> Findings:
     """One pass. Repairs at most `REPAIRS_PER_PASS` of each kind."""
-    swept = lease.sweep(using=using)
-    if not redis.can_list(app):
+    swept: dict[str, Any] = {**lease.sweep(using=using)}
+    if not is_redis(app):
         return Findings(**swept)
-    missing, stranded = _strand(app, using=using)
+    try:
+        missing, stranded = _strand(app, using=using)
+    except BrokerUnavailable as error:
+        return Findings(**swept, broker=str(error))
     return Findings(**swept, missing=missing, stranded=stranded)
 
 

@@ -106,8 +106,9 @@ def erase(entry_id: UUID, *, note: Note, using: str) -> bool:
 
 def prune(rows: EntryQuerySet, *, limit: int) -> int:
     """Delete up to `limit` final entries with their events and effects."""
-    with recovering(rows.filter(status__in=FINAL), limit=limit) as held:
-        using, ids = rows.db, [entry.pk for entry in held if not entry.run_goes_on]
+    ended = rows.filter(status__in=FINAL, lease_owner__isnull=True)
+    with recovering(ended, limit=limit) as held:
+        using, ids = rows.db, [entry.pk for entry in held]
         for table in (OutboxEvent, OutboxEffect):
             table.objects.using(using).filter(entry_id__in=ids)._raw_delete(using)
         OutboxEntry.objects.using(using).filter(pk__in=ids)._raw_delete(using)

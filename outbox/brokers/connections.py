@@ -1,0 +1,29 @@
+"""Connections to the broker that fail within `PUBLISH_TIMEOUT` instead of hanging or retrying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from outbox.conf import settings
+
+
+def bounded(app: Celery) -> Any:
+    """A new `kombu.Connection`, every step of which is bounded. The caller closes it."""
+    timeout = settings().PUBLISH_TIMEOUT
+    options: dict[str, Any] = {"max_retries": 0}  # kombu's own come after pauses of seconds
+    if is_redis(app):
+        options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    return app.connection_for_write(connect_timeout=timeout, transport_options=options)
+
+
+def is_redis(app: Celery) -> bool:
+    """Whether the broker is Redis or Valkey, whose queues can be read."""
+    return bool(app.connection_for_write().transport.driver_type == "redis")
+
+
+def sentence(error: BaseException) -> str:
+    """An error of any transport, as the end of a sentence."""
+    reason = error.__cause__ or error  # kombu's own words for a pipeline hide the reason
+    return " ".join(str(reason).split()).rstrip(".") or type(reason).__name__

@@ -1,0 +1,114 @@
+"""What the database says of how the outbox is doing, all of it as of one moment.
+
+The cost is bound by what is open, never by what is kept: ended entries are counted up to
+`LOOKED_AT` of each state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections
+from django.db.models import Count, DurationField, Min, Q, Value
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Coalesce
+
+from outbox import ticks
+from outbox.conf import settings
+from outbox.models import OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker
+from outbox.states import FINAL, OPEN, State
+
+LOOKED_AT = 100_000  # ended entries of a state
+
+# The task's own `over_age`, in seconds, which enqueue wrote into the options. Raw: the ORM has no
+# cast from jsonb text to an interval.
+_OWN_OVER_AGE = RawSQL(
+    "(options ->> 'over_age')::float8 * interval '1 second'", (), output_field=DurationField()
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What was read, all of it as of `at`."""
+
+    at: datetime
+    open: Sequence[Mapping[str, Any]]  # a row for each queue and state
+    ended: Mapping[str, int]
+    queues: Sequence[OutboxQueue]
+    ticks: Mapping[str, OutboxTick]
+    workers: int
+
+    def sum(self, column: str, *states: State) -> int:
+        """The sum of a column over the open rows, or over those of `states`."""
+        return sum(row[column] for row in self.open if not states or row["status"] in states)
+
+    def oldest(self, column: str) -> float | None:
+        """Seconds since the earliest time in that column."""
+        times = [row[column] for row in self.open if row[column] is not None]
+        return seconds(self.at, min(times)) if times else None
+
+
+def read(*, using: str) -> Standing:
+    """Look at the database of that alias.
+
+    Raises:
+        DatabaseError, InterfaceError: it is away.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT STATEMENT_TIMESTAMP()")
+        (at,) = cursor.fetchone()
+    return Standing(
+        at=at,
+        open=_open(at, using=using),
+        ended=_ended(at, using=using),
+        queues=list(OutboxQueue.objects.using(using).filter(paused=True).order_by("name")),
+        ticks=_ticks(using=using),
+        workers=_living(at, using=using),
+    )
+
+
+def _open(at: datetime, *, using: str) -> list[dict[str, Any]]:
+    due = Q(status=State.PENDING, available_at__lte=at)
+    own = Coalesce(_OWN_OVER_AGE, Value(timedelta(seconds=settings().OVER_AGE)))
+    lease = timedelta(seconds=settings().LEASE)
+    rows = OutboxEntry.objects.using(using).filter(status__in=OPEN).values("queue", "status")
+    found = rows.annotate(
+        entries=Count("pk"),
+        due=Count("pk", filter=due),
+        oldest_due=Min("available_at", filter=due),
+        oldest_owed=Min("due_at", filter=Q(due_at__lte=at)),
+        oldest_published=Min("published_at", filter=Q(status=State.PUBLISHED)),
+        over_age=Count("pk", filter=Q(due_at__lt=Value(at) - own)),
+        # A sweep waits until the database has been up for a whole lease.
+        lapsed=Count("pk", filter=Q(status=State.RUNNING, lease_until__lt=at - lease)),
+    )
+    return [dict(row) for row in found.order_by("queue", "status")]
+
+
+def _ended(at: datetime, *, using: str) -> dict[str, int]:
+    """How many ended in each state, as far as that is looked at, and failed in the last hour."""
+    rows = OutboxEntry.objects.using(using)
+    found = {str(state): rows.filter(status=state)[:LOOKED_AT].count() for state in FINAL}
+    last = rows.filter(status__in=FINAL, finished_at__gt=at - timedelta(hours=1))
+    lately = Count("pk", filter=Q(status=State.FAILED))
+    # The last to end: an index has them in that order, and none has the failed ones by time.
+    return found | last.order_by("-finished_at")[:LOOKED_AT].aggregate(lately=lately)
+
+
+def _ticks(*, using: str) -> dict[str, OutboxTick]:
+    ran = {tick.name: tick for tick in OutboxTick.objects.using(using).all()}
+    return {name: ran.get(name, OutboxTick(name=name, findings={})) for name in ticks.NAMES}
+
+
+def _living(at: datetime, *, using: str) -> int:
+    since = at - timedelta(seconds=settings().LEASE)
+    rows = OutboxWorker.objects.using(using).filter(stopped_at=None, heartbeat_at__gt=since)
+    return rows.count()
+
+
+def seconds(at: datetime, since: datetime) -> float:
+    """From `since` until `at`, never less than nothing."""
+    return round(max(0.0, (at - since).total_seconds()), 3)
