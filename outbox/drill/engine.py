@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class Drill:
     results: tuple[Result, ...]
     seconds: float
     open_jobs: int
+    folder: Path  # with the logs, where a point failed
 
     @property
     def passed(self) -> bool:
@@ -74,30 +76,45 @@ def run(points: Sequence[Point], *, subject: str, timeout: float, say: Say) -> D
     say("starting PostgreSQL and Valkey")
     with (
         signals_as_exit(),
-        _folder(folder),
+        _folder(folder) as keep_logs,
         servers(folder / "servers", keep=False) as own,
         _means(own, subject_, folder=folder, say=say) as means,
     ):
         means = replace(means, retries=limit, timeout=timeout)
         results = tuple(_play(point, means) for point in points)
-        return Drill(
+        drill = Drill(
             about=about.describe(task, subject=subject_, own=own),
             results=results,
             seconds=time.monotonic() - start,
             open_jobs=record.open_jobs(),
+            folder=folder,
         )
+        if not drill.passed:
+            keep_logs()
+    return drill
 
 
 @contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    """The drill's folder, which one drill has at a time, and which goes with it."""
+def _folder(folder: Path) -> Iterator[Callable[[], None]]:
+    """The drill's folder, which one drill has at a time. Call what this gives to keep its logs."""
+    kept = threading.Event()
     with held(folder):
+        _empty(folder)  # a drill that was killed has left its files
         try:
-            yield
+            yield kept.set
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # others have theirs in there
-                folder.parent.rmdir()
+            if not kept.is_set():
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # others have theirs in there
+                    folder.parent.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != "lock":
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

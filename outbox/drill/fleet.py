@@ -122,7 +122,7 @@ class Fleet:
     def tail(self, name: Name) -> str:
         """The end of its log, since its latest start."""
         process = self._running.get(name)
-        return process.tail() if process else f"(the {name} does not run)"
+        return process.tail(8) if process else f"(the {name} does not run)"
 
     def _runs_with(self, name: Name, env: Mapping[str, str]) -> bool:
         process = self._running.get(name)
@@ -148,7 +148,18 @@ class Fleet:
         if name == "dispatcher":
             return ["django", "outbox_dispatcher"]
         quiet = ["--without-mingle", "--without-gossip", "--loglevel=INFO"]
-        return ["celery", "-A", self.celery_app, "worker", "-n", "drill@%h", "-c", "2", *quiet]
+        return [
+            "celery",
+            "-q",
+            "-A",
+            self.celery_app,
+            "worker",
+            "-n",
+            "drill@%h",
+            "-c",
+            "2",
+            *quiet,
+        ]
 
     def _await_ready(self, process: Process) -> None:
         ready = {

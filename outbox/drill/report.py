@@ -254,4 +254,5 @@ def _table(drill: Drill) -> str:
                 facts.duplicates,
             )
         )
-    return "\n".join([*rows, "", verdict(drill)])
+    logs = [] if drill.passed else [f"The logs of all processes are in {drill.folder}."]
+    return "\n".join([*rows, "", verdict(drill), *logs])

@@ -43,7 +43,7 @@ class Command(BaseCommand):
             with _one_interrupt():
                 passed = self._run(**options)
         except KeyboardInterrupt:
-            self._say("Stopped; nothing is left behind.")
+            self._say("The drill was stopped; nothing is left behind.")
             sys.exit(128 + signal.SIGINT)
         if not passed:
             sys.exit(1)
