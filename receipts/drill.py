@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
 from http.cookiejar import CookieJar
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, build_opener
 from uuid import UUID, uuid4
@@ -48,9 +48,12 @@ class ReceiptSubject:
 
     def place(self, base_url: str) -> Placed:
         placed = Placed(reference=f"drill-{uuid4().hex[:12]}@customer.example")
-        with suppress(OSError, HTTPException):  # the web may die before it answers
+        try:
             return self._order(base_url, placed)
-        return placed
+        except HTTPError:
+            raise  # an answer, and a wrong one
+        except (OSError, HTTPException):  # the web died before it answered
+            return placed
 
     def _order(self, base_url: str, placed: Placed) -> Placed:
         browser = build_opener(HTTPCookieProcessor(CookieJar()))

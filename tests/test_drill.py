@@ -166,16 +166,30 @@ def test_broken_effect_fails_the_drill(
 
 @pytest.mark.slow
 @pytest.mark.drill
-def test_plain_task_is_lost_and_the_drill_goes_on_after_waiting_in_vain(tmp_path: Path) -> None:
-    points = ["--point", "after-claim", "--point", "after-retry-limit", "--timeout", "5"]
-    subject = ["--subject", "tests.drills.subjects.Plain", "--format", "json"]
+def test_unpublished_job_is_lost_and_the_drill_goes_on_after_waiting_in_vain(
+    tmp_path: Path,
+) -> None:
+    points = ["--point", "before-commit", "--point", "after-commit", "--timeout", "4"]
+    subject = ["--subject", "tests.drills.subjects.Paused", "--format", "json"]
     run = drill(tmp_path, *points, *subject)
     assert run.returncode == 1, run.stderr
-    claim, limit = report(run)["points"]
-    assert (claim["passed"], limit["passed"]) == (False, False)
-    assert any("waited 5 s in vain for the worker" in text for text in claim["problems"])
-    assert (limit["jobs"], limit["lost"]) == (0, 1)
+    before, after = report(run)["points"]
+    assert (before["passed"], after["passed"]) == (True, False)
+    assert (after["jobs"], after["lost"], after["recovery_seconds"]) == (1, 1, None)
+    assert "state: pending instead of succeeded" in after["problems"]
+    assert "waited 4 s in vain for the job to reach its end" in after["problems"][-1]
     assert list(tmp_path.glob(".run/drill/worker.log"))
+
+
+@pytest.mark.slow
+@pytest.mark.drill
+def test_web_that_answers_with_an_error_is_told_at_once(tmp_path: Path) -> None:
+    subject = ["--subject", "tests.drills.subjects.Misused", "--format", "json"]
+    run = drill(tmp_path, "--point", "after-commit", *subject)
+    assert run.returncode == 1, run.stderr
+    (point,) = report(run)["points"]
+    assert "the order could not be placed: HTTPError: HTTP Error 500" in point["problems"][-1]
+    assert point["lost"] == 0
 
 
 # What cannot be run

@@ -21,8 +21,16 @@ class Swallowing(ReceiptSubject):
         self.settings["EMAIL_BACKEND"] = "django.core.mail.backends.dummy.EmailBackend"
 
 
-class Plain(ReceiptSubject):
-    """The receipt is a plain Celery task: there is no record of what is owed."""
+class Paused(ReceiptSubject):
+    """Nobody publishes what a dead process left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings["OUTBOX"] = {"PAUSED": True}
+
+
+class Misused(ReceiptSubject):
+    """The web answers every order with an error: a plain task cannot keep what it is about."""
 
     def __init__(self) -> None:
         super().__init__()
