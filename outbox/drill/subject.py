@@ -11,6 +11,7 @@ from uuid import UUID
 from django.utils.module_loading import import_string
 
 from outbox.drill.errors import DrillError
+from outbox.embedded.errors import INSTALL
 
 #: atomic: in the database, with the completion. verified: the receiving side can be asked.
 #: keyed: it drops what comes again under the same key. blind: neither.
@@ -91,9 +92,9 @@ def load(path: str) -> Subject:
     try:
         subject: Subject = import_string(path)()
     except ModuleNotFoundError as error:
-        hint = " (pip install celery-outbox[embedded])" if error.name == "aiosmtpd" else ""
+        hint = INSTALL if error.name == "aiosmtpd" else "name your own with --subject"
         raise DrillError(
-            f"The subject {path} cannot be loaded: no module named {error.name!r}{hint}."
+            f"The subject {path} cannot be loaded, no module named {error.name!r}: {hint}."
         ) from error
     except (ImportError, TypeError) as error:
         raise DrillError(f"The subject {path} cannot be loaded: {error}.") from error
