@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,27 +33,41 @@ from tests.waiting import wait_until, wait_until_gone
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [point.name for point in POINTS]
 DRILL = "run_recovery_drill"
-# Nobody listens there: whoever asks a configured server gets an error.
-CLOSED = {
-    "DATABASE_URL": "postgresql://nobody:wrong@127.0.0.1:1/nothing",
-    "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
-    "EMAIL_PORT": "1",
-}
+
+
+def configured(port: int = 1) -> dict[str, str]:
+    """Servers that are configured, and that no drill may ask. Nobody listens on port 1."""
+    return {
+        "DATABASE_URL": f"postgresql://nobody:wrong@127.0.0.1:{port}/nothing",
+        "CELERY_BROKER_URL": f"redis://127.0.0.1:{port}/0",
+        "EMAIL_HOST": "127.0.0.1",
+        "EMAIL_PORT": str(port),
+    }
 
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, str(ROOT / "manage.py"), DRILL, *map(str, arguments)]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, **CLOSED, "DJANGO_SETTINGS_MODULE": "shop.settings"}
+def environment(port: int = 1) -> dict[str, str]:
+    return {**os.environ, **configured(port), "DJANGO_SETTINGS_MODULE": "shop.settings"}
 
 
-def drill(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def drill(folder: Path, *arguments: str | Path, port: int = 1) -> subprocess.CompletedProcess[str]:
     """A whole drill as a process of its own, in a folder of its own."""
     return subprocess.run(
-        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True
+        command(*arguments), cwd=folder, env=environment(port), capture_output=True, text=True
     )
+
+
+@contextmanager
+def listener() -> Iterator[socket.socket]:
+    """Takes the place of every configured server; fails where anybody has knocked."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def report(run: subprocess.CompletedProcess[str]) -> Any:
@@ -91,9 +106,11 @@ def family(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.drill
-def test_all_points_recover_as_promised_without_any_configured_server(tmp_path: Path) -> None:
+def test_all_points_recover_as_promised_and_no_configured_server_is_asked(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    run = drill(tmp_path, "--format", "json", "--output", file)
+    with listener() as server:
+        port = server.getsockname()[1]
+        run = drill(tmp_path, "--format", "json", "--output", file, port=port)
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
     found = json.loads(file.read_text())
     assert found["summary"] == {
