@@ -1,0 +1,93 @@
+"""The receipt as the recovery drill's subject: an order placed on the page, a mail received."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from http.client import HTTPException
+from http.cookiejar import CookieJar
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
+from uuid import UUID, uuid4
+
+from outbox.drill.subject import OWNER_ADDRESS, Effect, Kind, Mode, Placed
+from receipts.smtp import MailDestination
+from shop.models import Order
+
+HTTP_SECONDS = 30
+_TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(\w+)"')
+_JOB = re.compile(r'data-job-id="([0-9a-f-]{36})"')
+
+
+class ReceiptSubject:
+    """A customer orders ink and is owed a receipt by e-mail."""
+
+    task = "receipts.tasks.send_receipt"
+    celery_app = "shop"
+    effect, business = "receipt", "order"
+    kind: Kind = "blind"
+    deduplication = (
+        "each mail of a job carries the same Message-ID, by which the receiving side can tell "
+        "a repetition; SMTP itself neither drops one nor can be asked"
+    )
+
+    def __init__(self) -> None:
+        self._mails = MailDestination(always_accept=[OWNER_ADDRESS])
+        self.settings = {
+            "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
+            "EMAIL_USE_TLS": False,
+            "EMAIL_HOST_USER": "",
+            # Read when the task is bound; its backoff is fixed when it is defined: 0 to 3 s here.
+            "CELERY_TASK_ANNOTATIONS": {self.task: {"max_retries": 2}},
+        }
+
+    def start(self, env: dict[str, str]) -> None:
+        self._mails.__enter__()
+        env.update(EMAIL_HOST=self._mails.host, EMAIL_PORT=str(self._mails.port))
+
+    def place(self, base_url: str) -> Placed:
+        placed = Placed(reference=f"drill-{uuid4().hex[:12]}@customer.example")
+        try:
+            return self._order(base_url, placed)
+        except HTTPError:
+            raise  # an answer, and a wrong one
+        except (OSError, HTTPException):  # the web died before it answered
+            return placed
+
+    def _order(self, base_url: str, placed: Placed) -> Placed:
+        browser = build_opener(HTTPCookieProcessor(CookieJar()))
+        url = f"{base_url}/orders/new/"
+        with browser.open(url, timeout=HTTP_SECONDS) as answer:
+            token = _TOKEN.findall(answer.read().decode())[0]
+        form = {"email": placed.reference, "quantity_ink": "1", "csrfmiddlewaretoken": token}
+        data = urlencode(form).encode()
+        with browser.open(url, data=data, timeout=HTTP_SECONDS) as answer:
+            job = _JOB.findall(answer.read().decode())[0]
+            order = answer.url.rstrip("/").rpartition("/")[2]
+        return replace(placed, business_id=order, job_id=UUID(job))
+
+    def find(self, placed: Placed) -> Placed:
+        order = Order.objects.filter(email=placed.reference).first()
+        if order is None:
+            return Placed(reference=placed.reference)
+        return replace(placed, business_id=str(order.pk), job_id=order.receipt_job)
+
+    def destination(self, mode: Mode) -> None:
+        self._mails.behave(mode)
+
+    def effects(self, placed: Placed) -> list[Effect]:
+        return [
+            Effect(key=mail.message_id, at=mail.at)
+            for mail in self._mails.received
+            if placed.reference in mail.recipients
+        ]
+
+    def owner_mails(self, job_id: UUID) -> int:
+        text = str(job_id).encode()
+        return sum(
+            OWNER_ADDRESS in mail.recipients and text in mail.raw for mail in self._mails.received
+        )
+
+    def cleanup(self) -> None:
+        self._mails.__exit__(None, None, None)
