@@ -16,7 +16,7 @@ import structlog
 from django.conf import settings
 
 settings.configure(
-    DATABASES={"default": dj_database_url.config()},
+    DATABASES={"default": dj_database_url.config(conn_max_age=600)},
     INSTALLED_APPS=["django_celery_outbox"],
     USE_TZ=True,
     MONITORING_METRICS_ENABLED=False,
@@ -57,7 +57,7 @@ def relay(count: int) -> int:
 answers, sys.stdout = sys.stdout, sys.stderr  # where structlog writes
 call_command("migrate", verbosity=0)
 CeleryOutbox.objects.all().delete()  # what a run before this one left
-publisher = Relay(app, RelayConfig.init(batch_size=500))
+publisher = Relay(app, RelayConfig.init(batch_size=500, idle_time=0))
 for line in sys.stdin:
     verb, count = line.split()
     start = time.perf_counter()
