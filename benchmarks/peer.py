@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paired import Void
+
 VERSION = "0.4.3"
 NAME = f"django-celery-outbox {VERSION}"
 SAME = ("Django", "celery", "kombu", "redis", "psycopg", "psycopg-binary")
@@ -27,7 +29,9 @@ class Peer:
         assert self._child.stdin
         assert self._child.stdout
         print(verb, count, file=self._child.stdin, flush=True)
-        return json.loads(self._child.stdout.readline())
+        if not (answer := self._child.stdout.readline()):
+            raise Void(f"{NAME} ended in the middle of {verb}")
+        return json.loads(answer)
 
 
 @contextmanager
@@ -45,8 +49,7 @@ def peer(folder: Path, *, database: str, broker: str) -> Iterator[Peer | None]:
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
-        yield Peer(child)
-        child.stdin.close()  # type: ignore[union-attr]  # it ends with its input
+        yield Peer(child)  # it ends with its input, which Popen closes
 
 
 def _installed(folder: Path) -> Path | None:
