@@ -1,0 +1,7 @@
+"""The shop's settings, with the benchmarks' own tasks and no log line for each job."""
+
+from shop.settings import *  # noqa: F403
+from shop.settings import INSTALLED_APPS, LOGGING
+
+INSTALLED_APPS = [*INSTALLED_APPS, "benchmarks"]
+LOGGING = {**LOGGING, "root": {"handlers": ["stderr"], "level": "WARNING"}}
