@@ -16,5 +16,7 @@ class OutboxConfig(AppConfig):
     def ready(self) -> None:
         from outbox import checks  # noqa: F401
         from outbox.lifecycle import enqueue
+        from outbox.worker import connections
 
+        connections.keep()
         enqueue.take_over_send_task()

@@ -54,7 +54,14 @@ def record(entry: OutboxEntry, verb: Verb | str, *, to: str, note: Note) -> None
 
 
 def tell(
-    verb: Verb, *, entry_id: UUID, task: str, owner: str, using: str, extra: Mapping[str, Any] = {}
+    verb: Verb,
+    *,
+    entry_id: UUID,
+    task: str,
+    status: str,
+    owner: str,
+    using: str,
+    extra: Mapping[str, Any] = {},
 ) -> None:
     """Log `outbox.entry.<participle>` and send the verb's signal once it has committed."""
     edge = EDGES[verb]
@@ -63,4 +70,4 @@ def tell(
         fields = {"entry_id": str(entry_id), "task": task, **extra}
         words = " ".join(f"{key}={value}" for key, value in fields.items() if value != "")
         logger.log(level, "outbox.entry.%s %s", edge.past, words, extra={"outbox": fields})
-    announce(verb, entry_id=entry_id, task=task, owner=owner, using=using)
+    announce(verb, entry_id=entry_id, task=task, status=status, owner=owner, using=using)

@@ -16,6 +16,8 @@ from kombu.utils import json as kombu_json
 from outbox.errors import PayloadError
 
 _REFUSED = re.compile(r"\\u0000|\\ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
+# json.loads with a hook would build a decoder for each call.
+_DECODER = json.JSONDecoder(object_hook=kombu_json.object_hook)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -38,7 +40,7 @@ def dumps(value: Any) -> str:
 
 def loads(text: str) -> Any:
     """Decode what `dumps` wrote."""
-    return kombu_json.loads(text)
+    return _DECODER.decode(text)
 
 
 def _refuse_bad_text(value: Any) -> None:

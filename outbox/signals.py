@@ -1,7 +1,7 @@
 """Django signals, one for each verb, sent after the transition's commit.
 
-`entry_failed` and its siblings carry `entry_id` (UUID), `task` (name), `owner` (str) and
-`using` (database alias). A receiver that raises is logged and stops nothing.
+They carry `entry_id` (UUID), `task` (name), `status` (the state arrived at: a crash may end in
+"failed"), `owner` (str) and `using` (database alias). A receiver that raises stops nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ entry_cancelled = by_verb[Verb.CANCEL]
 entry_requeued = by_verb[Verb.REQUEUE]
 
 
-def announce(verb: Verb, *, entry_id: UUID, task: str, owner: str, using: str) -> None:
+def announce(verb: Verb, *, entry_id: UUID, task: str, status: str, owner: str, using: str) -> None:
     """Send the verb's signal once the surrounding transaction has committed."""
     signal = by_verb[verb]
     if not signal.receivers:
         return
 
     def send() -> None:
-        signal.send_robust(sender=verb, entry_id=entry_id, task=task, owner=owner, using=using)
+        told = {"entry_id": entry_id, "task": task, "status": status}
+        signal.send_robust(sender=verb, **told, owner=owner, using=using)
 
     transaction.on_commit(send, using=using, robust=True)

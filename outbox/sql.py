@@ -11,24 +11,27 @@ INSERT INTO celery_outbox_entry
   (id, task, args, kwargs, options, queue, priority, available_at, publish_after, due_at,
    expires_at, deadline_at, crash_limit, subject, unique_key, owner, root_id, parent_id)
 SELECT
-  %(id)s, %(task)s, %(args)s::jsonb, %(kwargs)s::jsonb, %(options)s::jsonb, %(queue)s,
-  %(priority)s, at, STATEMENT_TIMESTAMP() + %(publish_after)s::interval, at,
+  %(id)s::uuid, %(task)s::text, %(args)s::jsonb, %(kwargs)s::jsonb, %(options)s::jsonb,
+  %(queue)s::text, %(priority)s::smallint, at,
+  STATEMENT_TIMESTAMP() + %(publish_after)s::interval, at,
   COALESCE(%(expires_at)s::timestamptz, STATEMENT_TIMESTAMP() + %(expires_in)s::interval),
-  at + %(retry_deadline)s::interval, %(crash_limit)s, %(subject)s, %(unique_key)s, %(owner)s,
-  %(root_id)s, %(parent_id)s
+  at + %(retry_deadline)s::interval, %(crash_limit)s::integer, %(subject)s::text,
+  %(unique_key)s::text, %(owner)s::text, %(root_id)s::uuid, %(parent_id)s::uuid
 FROM (
   SELECT COALESCE(%(eta)s::timestamptz, STATEMENT_TIMESTAMP() + %(countdown)s::interval) AS at
 ) AS due
 ON CONFLICT DO NOTHING
 """
 
-# By version: an on-commit publish that marks late must not mark the entry's next life.
+# By version: an on-commit publish that marks late must not mark the entry's next life. The status
+# as an expression: on stale statistics the planner else reads the whole backlog through the index
+# on pending rows.
 PUBLISH = """
 UPDATE celery_outbox_entry AS e
 SET status = 'published', version = e.version + 1, publishes = e.publishes + 1,
     published_at = STATEMENT_TIMESTAMP(), missing_since = NULL
 FROM unnest(%(ids)s::uuid[], %(versions)s::bigint[]) AS seen (id, version)
-WHERE e.id = seen.id AND e.version = seen.version AND e.status = 'pending'
+WHERE e.id = seen.id AND e.version = seen.version AND e.status || '' = 'pending'
 """
 
 # From pending, available_at counts: an old copy that the broker redelivers must not defeat the
@@ -48,18 +51,23 @@ WHERE e.id = %(id)s AND e.task = %(task)s
        OR e.status = 'running' AND e.claim_token = %(token)s)
   AND (e.expires_at IS NULL OR e.expires_at > STATEMENT_TIMESTAMP())
   AND (e.deadline_at IS NULL OR e.deadline_at > STATEMENT_TIMESTAMP())
-RETURNING e.id, e.task, e.args, e.kwargs, e.options, e.queue, e.priority, e.claim_token,
-  e.attempts, e.failures, e.forgiven_failures, e.failure_limit, e.crashes, e.deadline_at,
-  e.subject, e.owner, e.root_id, e.parent_id
+RETURNING {columns}
 """
 
-CLAIM = _CLAIM.format(unsynced="")
+CLAIMED = (
+    "id", "task", "args", "kwargs", "options", "queue", "priority", "claim_token", "attempts",
+    "failures", "forgiven_failures", "failure_limit", "deadline_at", "subject", "owner", "root_id",
+    "parent_id",
+)  # fmt: skip
+_COLUMNS = ", ".join(f"e.{column}" for column in CLAIMED)
+
+CLAIM = _CLAIM.format(unsynced="", columns=_COLUMNS)
 
 # Commits this one statement without waiting for the disk and leaves the session as it was, so
 # that it is right behind PgBouncer too. MATERIALIZED: it must run before the update.
 CLAIM_UNSYNCED = (
     "WITH unsynced AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
-    + _CLAIM.format(unsynced="FROM unsynced")
+    + _CLAIM.format(unsynced="FROM unsynced", columns=_COLUMNS)
 )
 
 # In ID order and skipping what is locked: one locked row must not hold up the others' renewal.

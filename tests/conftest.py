@@ -15,6 +15,7 @@ from django.db import connection
 from outbox.brokers import sender
 from outbox.drill.processes import Process
 from outbox.embedded import Servers
+from outbox.lifecycle import publish
 from tests.servers import RUNNING
 
 
@@ -37,9 +38,10 @@ def valkey() -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_breaker() -> None:
-    """One test's broken broker must not keep the next one's messages back."""
+def _forget() -> None:
+    """One test's broken broker or paused queue must not keep the next one's messages back."""
     sender.close_breaker()
+    publish.forget_paused_queues()
 
 
 @pytest.fixture(scope="session")

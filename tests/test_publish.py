@@ -98,7 +98,9 @@ def test_priority_chooses_the_list_of_the_queue(valkey: redis.Redis) -> None:
 )
 def test_what_is_not_due_is_left_alone(columns: dict[str, Any]) -> None:
     OutboxQueue.objects.create(name="paused", paused=True)
-    given = {name: at(v) if isinstance(v, timedelta) else v for name, v in columns.items()}
+    given: dict[str, Any] = {
+        name: at(v) if isinstance(v, timedelta) else v for name, v in columns.items()
+    }
     entry = make_entry(given.pop("status", State.PENDING), **given)
     assert dispatch() == 0
     assert reread(entry).version == 0
@@ -148,6 +150,14 @@ def test_a_row_that_cannot_be_rendered_fails_alone(valkey: redis.Redis) -> None:
     assert "cannot be rendered" in after.error
     assert after.attempts == 0
     assert valkey.llen("celery") == 1
+
+
+@pytest.mark.parametrize("columns", [{"args": {"a": 1}}, {"kwargs": [1]}])
+def test_arguments_of_another_shape_by_plain_sql_fail_alone(columns: dict[str, Any]) -> None:
+    poison, good = make_entry(State.PENDING, **columns), make_entry(State.PENDING)
+    dispatch()
+    assert (reread(poison).status, reread(good).status) == (State.FAILED, State.PUBLISHED)
+    assert "JSON" in reread(poison).error
 
 
 def test_a_lower_id_that_commits_after_a_higher_one_is_not_passed_over() -> None:
@@ -245,6 +255,13 @@ def test_after_an_outage_the_same_connection_publishes_again(servers: Servers) -
     OutboxEntry.objects.filter(pk=waiting.pk).update(publish_after=at(PAST))
     assert dispatch() == 1
     assert reread(waiting).status == State.PUBLISHED
+
+
+def test_a_paused_queue_is_not_published_to_on_commit_either(valkey: redis.Redis) -> None:
+    OutboxQueue.objects.create(name="celery", paused=True)
+    assert OutboxEntry.objects.get(pk=tasks.add.delay(1, 2).id).status == State.PENDING
+    assert OutboxEntry.objects.get(pk=tasks.add.apply_async((1, 2), queue="q").id).publishes == 1
+    assert valkey.llen("celery") == 0
 
 
 def test_a_paused_outbox_publishes_nothing(settings: Any, valkey: redis.Redis) -> None:

@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 
 # From the top down: a module may import those of its own layer and below, never above.
 LAYERS = [
-    {"states", "errors", "failpoints", "clock", "conf", "payload", "outage", "sql"},
+    {"states", "errors", "failpoints", "clock", "conf", "payload", "outage", "sql", "prepared"},
     {"models", "signals", "ticks"},
     {"events"},
     {"transitions"},

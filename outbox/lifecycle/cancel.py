@@ -15,8 +15,7 @@ def cancel(
 ) -> bool:
     """Cancel an entry: final at once in the record, on every path.
 
-    A run that goes on is not interrupted: it may ask (`self.raise_if_cancelled()`), and its end
-    is discarded. False: it has ended already.
+    A run that goes on is not interrupted, but its end is discarded. False: it has ended already.
 
     Args:
         actor: who asks for it, for the events: `user:alice`, `shop.orders`.

@@ -125,7 +125,6 @@ def _claim(task: OutboxTask, entry_id: UUID, *, token: UUID, using: str) -> Clai
     for column in ("args", "kwargs", "options"):
         row[column] = payload.loads(row[column])
     row["token"] = row.pop("claim_token")
-    del row["crashes"]
     return Claim(**row, using=using)
 
 

@@ -6,6 +6,7 @@ Publish before marking: a death between the two repeats a message; the other ord
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,19 +17,21 @@ from celery.utils.nodenames import anon_nodename
 from celery.utils.saferepr import saferepr
 from django.db import DatabaseError, connections, transaction
 
-from outbox import payload, sql, transitions
+from outbox import payload, prepared, sql, transitions
 from outbox.brokers.sender import send
 from outbox.conf import default_database, settings
 from outbox.errors import BrokerUnavailable
 from outbox.events import Note
 from outbox.failpoints import Failpoint, reach
-from outbox.models import OutboxEntry
+from outbox.models import OutboxEntry, OutboxQueue
 
 logger = logging.getLogger("outbox")
 
 EXTERNAL = "external"
 DATABASE_HEADER = "outbox_database"  # only where it is not the first of OUTBOX["DATABASES"]
 _IDLE = 10.0  # seconds beyond PUBLISH_TIMEOUT: an idle transaction must not hold rows for ever
+
+_paused: dict[str, tuple[frozenset[str], float]] = {}
 
 _NOTHING = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _EMPTY_BODY = payload.dumps([[], {}, _NOTHING])
@@ -69,6 +72,7 @@ def _batch(app: Celery, *, size: int, using: str) -> int:
         with connections[using].cursor() as cursor:
             idle = round(1000 * (settings().PUBLISH_TIMEOUT + _IDLE))
             cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {idle}")
+        with prepared.cursor(using) as cursor:
             cursor.execute(sql.DUE, {"limit": size})
             rows = [_from_row(row) for row in cursor.fetchall()]
         if rows:
@@ -141,16 +145,32 @@ class _Hook:
 def publish_committed(app: Celery, deliveries: Sequence[Delivery], *, using: str) -> None:
     """Publish entries that have just been committed. A failure is logged: the rows are there."""
     reach(Failpoint.COMMITTED)
-    ours = [delivery for delivery in deliveries if not _is_external(delivery)]
-    if not ours or settings().PAUSED:
+    if settings().PAUSED:
         return
     try:
+        paused = paused_queues(using)
+        ours = [item for item in deliveries if not _is_external(item) and item.queue not in paused]
         messages = [render(delivery, using=using) for delivery in ours]
         send(app, messages)
         _tell_celery(ours, messages)
         transitions.publish([(item.id, item.version) for item in ours], using=using)
     except (BrokerUnavailable, DatabaseError, ValueError, TypeError) as error:
-        logger.warning("outbox.publish.deferred %d to the dispatcher: %s", len(ours), error)
+        logger.warning("outbox.publish.deferred to the dispatcher: %s", error)
+
+
+def paused_queues(using: str) -> frozenset[str]:
+    """The queues that a person has paused, as known less than `DISPATCH_EVERY` seconds ago."""
+    known, until = _paused.get(using, (frozenset[str](), 0.0))
+    if time.monotonic() >= until:
+        rows = OutboxQueue.objects.using(using).filter(paused=True)
+        known = frozenset(rows.values_list("name", flat=True))
+        _paused[using] = known, time.monotonic() + settings().DISPATCH_EVERY
+    return known
+
+
+def forget_paused_queues() -> None:
+    """Look again at the next commit: a person in this process has just changed them."""
+    _paused.clear()
 
 
 def _is_external(delivery: Delivery) -> bool:
@@ -177,6 +197,8 @@ def render(delivery: Delivery, *, using: str) -> dict[str, Any]:
 
 
 def _body(delivery: Delivery) -> str:
+    if not (delivery.args.startswith("[") and delivery.kwargs.startswith("{")):
+        raise ValueError("args must be a JSON array and kwargs a JSON object")
     if not _carries_arguments(delivery):
         return _EMPTY_BODY
     embed = payload.dumps(embedded(delivery.options))

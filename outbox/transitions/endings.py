@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import F
 
-from outbox import sql
+from outbox import prepared, sql
 from outbox.events import LATE, Note, record, tell
 from outbox.models import OutboxEntry
 from outbox.states import EDGES, State, Verb
@@ -33,12 +33,13 @@ def succeed(
 ) -> Ending:
     """Record the end of a run that returned. `result` is JSON text, or None."""
     values: dict[str, Any] = {"id": entry_id, "token": token, "result": result}
-    with connections[using].cursor() as cursor:
+    with prepared.cursor(using) as cursor:
         cursor.execute(sql.SUCCEED, values)
         recorded = cursor.rowcount == 1
     if not recorded:
         return late(entry_id, Verb.SUCCEED, token=token, note=Note("worker"), using=using)
-    tell(Verb.SUCCEED, entry_id=entry_id, task=task, owner=owner, using=using)
+    status = State.SUCCEEDED.value
+    tell(Verb.SUCCEED, entry_id=entry_id, task=task, status=status, owner=owner, using=using)
     return Ending.RECORDED
 
 

@@ -7,16 +7,14 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connections
-
-from outbox import sql
+from outbox import prepared, sql
 from outbox.events import tell
-from outbox.states import Verb
+from outbox.states import EDGES, Verb
 
 
 def enqueue(row: Mapping[str, Any], *, using: str) -> bool:
     """Insert an entry in the caller's transaction. False: its ID or live unique key is taken."""
-    with connections[using].cursor() as cursor:
+    with prepared.cursor(using) as cursor:
         cursor.execute(sql.ENQUEUE, row)
         inserted = bool(cursor.rowcount == 1)
     if inserted:
@@ -36,7 +34,7 @@ def plain_row(given: Mapping[str, Any]) -> dict[str, Any]:
 def publish(read: Sequence[tuple[UUID, int]], *, using: str) -> int:
     """Mark as published what is still in the version that was read: (ID, version) pairs."""
     ids, versions = [str(pk) for pk, _ in read], [version for _, version in read]
-    with connections[using].cursor() as cursor:
+    with prepared.cursor(using) as cursor:
         cursor.execute(sql.PUBLISH, {"ids": ids, "versions": versions})
         return int(cursor.rowcount)
 
@@ -67,13 +65,12 @@ def claim(
         "lease": timedelta(seconds=lease),
         "keep_unique": keep_unique,
     }
-    with connections[using].cursor() as cursor:
+    with prepared.cursor(using) as cursor:
         cursor.execute(sql.CLAIM if synced else sql.CLAIM_UNSYNCED, values)
         row = cursor.fetchone()
-        columns = [column.name for column in cursor.description or ()]
     if row is None:
         return None
-    found = dict(zip(columns, row, strict=True))
+    found = dict(zip(sql.CLAIMED, row, strict=True))
     _tell_row(Verb.CLAIM, found, using=using)
     return found
 
@@ -85,10 +82,12 @@ def renew(ids: Iterable[UUID], *, owner: UUID, lease: float, using: str) -> set[
         "owner": owner,
         "lease": timedelta(seconds=lease),
     }
-    with connections[using].cursor() as cursor:
+    with prepared.cursor(using) as cursor:
         cursor.execute(sql.RENEW, values)
         return {row[0] for row in cursor.fetchall()}
 
 
 def _tell_row(verb: Verb, row: Mapping[str, Any], *, using: str) -> None:
-    tell(verb, entry_id=row["id"], task=row["task"], owner=row["owner"], using=using)
+    (status,) = EDGES[verb].targets
+    told = {"entry_id": row["id"], "task": row["task"], "owner": row["owner"]}
+    tell(verb, **told, status=status.value, using=using)

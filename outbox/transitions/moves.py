@@ -133,10 +133,11 @@ def move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any) 
     if to in (State.FAILED, State.UNCERTAIN) and to != entry.status:
         _owe_word_to_owner(entry, using=using)
     extra = {
-        "to": to,
+        "to": str(to),
         "actor": note.actor,
         "reason": note.reason,
         "error": note.error.partition("\n")[0],
     }
-    tell(verb, entry_id=entry.pk, task=entry.task, owner=entry.owner, using=using, extra=extra)
+    told = {"entry_id": entry.pk, "task": entry.task, "owner": entry.owner}
+    tell(verb, **told, status=str(to), using=using, extra=extra)
     return True
