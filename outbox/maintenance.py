@@ -1,10 +1,8 @@
-"""The ticks' work, from beat, the commands and the worker alike: under a lease, and recorded."""
+"""The ticks' work, from beat, the commands and the dispatcher alike, and recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from celery import Celery
 
@@ -14,22 +12,18 @@ from outbox.errors import BrokerUnavailable
 from outbox.lifecycle import lease, publish
 from outbox.lifecycle import prune as pruning
 from outbox.lifecycle import reconcile as reconciling
+from outbox.ticks import Found
 
-Found = Mapping[str, Any]
-
-# Seconds for which a process that died in a tick keeps the others out. Short for dispatch: two at
-# once disturb nobody, since each skips the rows that the other holds.
-_SHORT, _LONG = 3.0, 60.0
+_LEASE = 60.0  # seconds: a tick whose process died keeps the others out no longer
 
 
-def dispatch(app: Celery, *, using: str) -> Found | None:
-    """Sweep, then publish all that is due. None: another process is at it."""
-    return ticks.run_tick(
-        ticks.DISPATCH,
-        lambda: _dispatch(app, using=using),
-        lease=_SHORT,
-        using=using,
-    )
+def dispatch(app: Celery, *, using: str) -> Found:
+    """Sweep, then publish all that is due.
+
+    Without a lease: two at once skip the rows that the other holds, and one that dies must keep
+    nobody out.
+    """
+    return ticks.run(ticks.DISPATCH, lambda: _dispatch(app, using=using), using=using)
 
 
 def _dispatch(app: Celery, *, using: str) -> Found:
@@ -44,16 +38,17 @@ def _dispatch(app: Celery, *, using: str) -> Found:
 
 def reconcile(app: Celery, *, using: str) -> Found | None:
     """Compare and repair. None: another process is at it."""
-    return ticks.run_tick(
-        ticks.RECONCILE,
-        lambda: asdict(reconciling.reconcile(app, using=using)),
-        lease=_LONG,
-        using=using,
-    )
+
+    def work() -> Found:
+        return asdict(reconciling.reconcile(app, using=using))
+
+    return ticks.run_alone(ticks.RECONCILE, work, lease=_LEASE, using=using)
 
 
 def prune(*, using: str) -> Found | None:
     """Delete what is past its retention. None: another process is at it."""
-    return ticks.run_tick(
-        ticks.PRUNE, lambda: {"pruned": pruning.prune(using=using)}, lease=_LONG, using=using
-    )
+
+    def work() -> Found:
+        return {"pruned": pruning.prune(using=using)}
+
+    return ticks.run_alone(ticks.PRUNE, work, lease=_LEASE, using=using)

@@ -1,4 +1,4 @@
-"""Maintenance ticks: any number of processes may try one, a lease on its row lets one run."""
+"""Maintenance ticks: the record of each, and a lease for those of which only one may run."""
 
 from __future__ import annotations
 
@@ -16,39 +16,53 @@ from outbox.worker import identity
 DISPATCH, RECONCILE, PRUNE = "dispatch", "reconcile", "prune"
 NAMES = (DISPATCH, RECONCILE, PRUNE)
 
+Found = Mapping[str, Any]
+_FREE: Mapping[str, Any] = {"lease_owner": None, "lease_until": None}
 
-def run_tick(
-    name: str, work: Callable[[], Mapping[str, Any]], *, lease: float, using: str
-) -> Mapping[str, Any] | None:
+
+def run(name: str, work: Callable[[], Found], *, using: str) -> Found:
+    """Do `work`, which any number of processes may do at once, and record what it found."""
+    _exists(name, using=using)
+    start = time.monotonic()
+    found = work()
+    _rows(name, using=using).update(**_outcome(found, since=start))
+    return found
+
+
+def run_alone(name: str, work: Callable[[], Found], *, lease: float, using: str) -> Found | None:
     """Do `work` unless somebody else does, and record what it found. None: somebody else does.
 
     `lease` bounds, in seconds, how long a process that died can keep the others out.
     """
     if not _take(name, lease=lease, using=using):
         return None
+    mine = _rows(name, using=using).filter(lease_owner=identity.BOOT)
     start = time.monotonic()
     try:
         found = work()
     except BaseException:
-        _mine(name, using=using).update(lease_owner=None, lease_until=None)
+        mine.update(**_FREE)
         raise
-    _mine(name, using=using).update(
-        lease_owner=None,
-        lease_until=None,
-        last_at=Now(),
-        duration=timedelta(seconds=time.monotonic() - start),
-        findings=dict(found),
-    )
+    mine.update(**_FREE, **_outcome(found, since=start))
     return found
 
 
 def _take(name: str, *, lease: float, using: str) -> bool:
-    ticks = OutboxTick.objects.using(using)
-    ticks.bulk_create([OutboxTick(name=name)], ignore_conflicts=True)
+    _exists(name, using=using)
     free = Q(lease_until__isnull=True) | Q(lease_until__lt=Now())
     until = Now() + timedelta(seconds=lease)
-    return bool(ticks.filter(free, name=name).update(lease_owner=identity.BOOT, lease_until=until))
+    rows = _rows(name, using=using).filter(free)
+    return bool(rows.update(lease_owner=identity.BOOT, lease_until=until))
 
 
-def _mine(name: str, *, using: str) -> Any:
-    return OutboxTick.objects.using(using).filter(name=name, lease_owner=identity.BOOT)
+def _outcome(found: Found, *, since: float) -> dict[str, Any]:
+    took = timedelta(seconds=time.monotonic() - since)
+    return {"last_at": Now(), "duration": took, "findings": dict(found)}
+
+
+def _exists(name: str, *, using: str) -> None:
+    OutboxTick.objects.using(using).bulk_create([OutboxTick(name=name)], ignore_conflicts=True)
+
+
+def _rows(name: str, *, using: str) -> Any:
+    return OutboxTick.objects.using(using).filter(name=name)

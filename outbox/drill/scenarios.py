@@ -210,10 +210,7 @@ POINTS = (
         ),
         play=after_publish,
         wants=lambda kind, attempts: _once(deliveries=2, discarded=1),
-        risk=(
-            "none for the {effect}; until the lease of the dead dispatcher's pass is over (ten "
-            "times DISPATCH_EVERY) no other dispatcher publishes"
-        ),
+        risk="none known; a repeated message costs the worker one look at the row",
     ),
     Point(
         name="after-claim",

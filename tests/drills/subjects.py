@@ -30,11 +30,11 @@ class Paused(ReceiptSubject):
 
 
 class Misused(ReceiptSubject):
-    """The web answers every order with an error: a plain task cannot keep what it is about."""
+    """The web answers every order with an error: no arguments are small enough."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings["CELERY_TASK_ANNOTATIONS"] = {self.task: {"max_retries": 2, "durable": False}}
+        self.settings["OUTBOX"] = {"MAX_PAYLOAD_BYTES": 1}
 
 
 class NotStarting(ReceiptSubject):

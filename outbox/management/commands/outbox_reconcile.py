@@ -10,8 +10,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from outbox import maintenance
 from outbox.brokers import ping
-from outbox.maintenance import Found
 from outbox.management.databases import aliases_of, reachable
+from outbox.ticks import Found
 
 
 class Command(BaseCommand):
