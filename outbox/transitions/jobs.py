@@ -89,5 +89,5 @@ def renew(ids: Iterable[UUID], *, owner: UUID, lease: float, using: str) -> set[
 
 def _tell_row(verb: Verb, row: Mapping[str, Any], *, using: str) -> None:
     (status,) = EDGES[verb].targets
-    told = {"entry_id": row["id"], "task": row["task"], "owner": row["owner"]}
+    told: dict[str, Any] = {"entry_id": row["id"], "task": row["task"], "owner": row["owner"]}
     tell(verb, **told, status=status.value, using=using)

@@ -138,6 +138,6 @@ def move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any) 
         "reason": note.reason,
         "error": note.error.partition("\n")[0],
     }
-    told = {"entry_id": entry.pk, "task": entry.task, "owner": entry.owner}
+    told: dict[str, Any] = {"entry_id": entry.pk, "task": entry.task, "owner": entry.owner}
     tell(verb, **told, status=str(to), using=using, extra=extra)
     return True
