@@ -32,6 +32,8 @@ def until_answered(
         OperationalError, InterfaceError: `give_up` said so while the database was away.
     """
     pause = FIRST_PAUSE
+    # Repeating is the health check: CONN_HEALTH_CHECKS would cost each job a round trip more.
+    connections[using].health_check_done = True  # type: ignore[attr-defined]
     while True:
         try:
             return work()

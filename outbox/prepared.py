@@ -17,11 +17,11 @@ from django.db import connections
 def cursor(using: str) -> AbstractContextManager[Any]:
     """For a `with` block, like `connection.cursor()`; what it runs is logged and counted alike."""
     connection = connections[using]
-    plain = connection.cursor()
     if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        return plain
-    native = plain.connection
-    plain.close()
+        return connection.cursor()
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    native = connection.connection
     native.prepare_threshold = 0  # not for Django's own cursors: they never prepare
     bound: Any = psycopg.Cursor(native)
     if connection.queries_logged:
