@@ -9,6 +9,8 @@ from shop.settings import DATABASES, INSTALLED_APPS
 # A second database, on the same server, with an outbox of its own.
 DATABASES = {**DATABASES, "other": {**DATABASES["default"]}}
 DATABASES["other"]["NAME"] += "_other"
+# As behind PgBouncer in transaction mode, for the workers of one test.
+DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = "TESTS_POOLED" in os.environ
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 

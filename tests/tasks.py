@@ -9,6 +9,7 @@ from typing import Any
 from celery import shared_task
 from celery.exceptions import Ignore, Reject
 from django.contrib.auth.models import Group
+from django.db import connection
 
 from outbox.tasks import OutboxTask
 
@@ -158,3 +159,11 @@ def strange_result() -> set[int]:
 @shared_task(base=OutboxTask, unique_by=("name",))
 def once_for_each(name: str, times: int = 1) -> None:
     """At most one entry of each name waits."""
+
+
+@shared_task(base=OutboxTask)
+def session() -> list[int]:
+    """The server process behind its connection, and how many statements that keeps prepared."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid(), (SELECT count(*) FROM pg_prepared_statements)")
+        return list(cursor.fetchone())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from django.db import transaction
+from django.db import connection, transaction
 from django_celery_results.models import TaskResult
 
 from outbox.drill.processes import Process
@@ -74,3 +74,32 @@ def test_a_warm_shutdown_lets_the_body_finish(
     assert worker.wait(30) == 0
     entry = entry_of(result)
     assert (entry.status, entry.attempts) == (State.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_workers_connection_is_kept_between_jobs(
+    start_worker: Callable[..., Process], pool: str
+) -> None:
+    start_worker(f"--pool={pool}", "-c", "1")
+    first, second = (ended(tasks.session.delay()).result for _ in range(2))
+    assert first[0] == second[0]
+
+
+def test_a_job_whose_connection_was_cut_is_claimed_on_a_new_one(
+    start_worker: Callable[..., Process],
+) -> None:
+    start_worker("--pool=solo")
+    first = ended(tasks.session.delay()).result[0]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [first])
+    entry = ended(tasks.session.delay())
+    assert (entry.status, entry.attempts) == (State.SUCCEEDED, 1)
+    assert entry.result[0] != first
+
+
+def test_behind_a_pooler_nothing_is_prepared(start_worker: Callable[..., Process]) -> None:
+    worker = start_worker("--pool=solo", TESTS_POOLED="1")
+    assert ended(tasks.session.delay()).result[1] == 0
+    worker.stop()
+    start_worker("--pool=solo", name="direct")
+    assert ended(tasks.session.delay()).result[1] > 0
