@@ -17,6 +17,7 @@ from outbox.drill.processes import Process
 from outbox.embedded import Servers
 from outbox.lifecycle import publish
 from tests.servers import RUNNING
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -77,9 +78,13 @@ def _running_worker(
 
 
 @pytest.fixture
-def worker(transactional_db: None, valkey: redis.Redis, _running_worker: Process) -> Process:
+def worker(
+    transactional_db: None, valkey: redis.Redis, _running_worker: Process
+) -> Iterator[Process]:
     """A real prefork worker that the tests of a module share: none may kill it, or start others."""
-    return _running_worker
+    yield _running_worker
+    # What it still does, such as telling an owner, would meet the flush of the tables.
+    wait_until(lambda: not valkey.llen("celery") and not valkey.hlen("unacked"), timeout=30)
 
 
 StartWorker = Callable[..., Process]

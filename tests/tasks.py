@@ -167,3 +167,14 @@ def session() -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid(), (SELECT count(*) FROM pg_prepared_statements)")
         return list(cursor.fetchone())
+
+
+@shared_task(base=OutboxTask, atomic=True)
+def group_made_and_ignored(name: str) -> None:
+    Group.objects.create(name=name)
+    raise Ignore("nothing to store")
+
+
+@shared_task(base=OutboxTask)
+def total(numbers: list[int]) -> int:
+    return sum(numbers)

@@ -4,7 +4,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from celery import chain, group
+from celery import chain, chord, group
 from django.contrib.auth.models import Group
 from django.db import transaction
 
@@ -141,6 +141,12 @@ def test_an_atomic_body_commits_with_its_completion_or_not_at_all() -> None:
     assert set(Group.objects.values_list("name", flat=True)) == {"kept"}
 
 
+@pytest.mark.usefixtures("worker")
+def test_an_atomic_body_that_ignores_keeps_its_effect() -> None:
+    assert ended(tasks.group_made_and_ignored.delay("kept")).status == State.SUCCEEDED
+    assert Group.objects.filter(name="kept").exists()
+
+
 def test_an_atomic_body_whose_entry_was_cancelled_rolls_back(
     worker: Process, tmp_path: Path
 ) -> None:
@@ -185,6 +191,13 @@ def test_a_link_is_owed_once_with_the_result() -> None:
     assert child.args == [3, 10]
     wait_until(lambda: reread(child).is_final)
     assert OutboxEntry.objects.count() == 2
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_chord_runs_its_body_with_the_results() -> None:
+    result = chord(tasks.add.s(n, n) for n in range(3))(tasks.total.s())
+    assert ended(result).result == 6
+    assert OutboxEntry.objects.count() == 4
 
 
 @pytest.mark.usefixtures("worker")

@@ -7,7 +7,7 @@ transport options are followed. Facts: kombu's `transport/redis.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -22,11 +22,11 @@ CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
 
 # The ID also stands in headers.id; the correlation ID is read since no argument can forge it
 # (the body is base64, quotes in a repr are escaped). Separators as kombu's json writes them.
-_ID = re.compile(rb'"correlation_id":\s*"([0-9a-fA-F-]{36})"')
+_ID = re.compile(rb'"correlation_id":\s*"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})"')
 
 
-def held(app: Celery, wanted: Set[str], *, queues: Iterable[str]) -> set[str]:
-    """Which of the `wanted` IDs lie in a priority list of `queues` or in `unacked`.
+def held(app: Celery, *, queues: Iterable[str]) -> set[bytes]:
+    """The IDs, 16 bytes each, that lie in a priority list of `queues` or in `unacked`.
 
     A message that moves from a list to `unacked` between the reads would be missed if `unacked`
     were read first: the lists come first. One that is restored moves the other way, and is why
@@ -35,13 +35,13 @@ def held(app: Celery, wanted: Set[str], *, queues: Iterable[str]) -> set[str]:
     Raises:
         BrokerUnavailable: it did not answer, so nothing is known.
     """
-    seen: set[str] = set()
+    seen: set[bytes] = set()
     try:
         with bounded(app) as connection, connection.default_channel as channel:
             # Not the channel's client: that prefixes the keys of kombu's own commands only.
             client = Redis(connection_pool=channel.pool)
             for chunk in chain(_lists(channel, client, queues), _unacked(channel, client)):
-                seen |= _ids(chunk).intersection(wanted)
+                seen.update(_ids(chunk))
     except (RedisError, OSError, OperationalError) as error:
         raise BrokerUnavailable(f"The broker does not answer: {sentence(error)}.") from error
     return seen
@@ -67,5 +67,7 @@ def _unacked(channel: Any, client: Any) -> Iterator[list[bytes]]:
             return
 
 
-def _ids(messages: Iterable[bytes]) -> set[str]:
-    return {found.decode() for message in messages for found in _ID.findall(message)}
+def _ids(messages: Iterable[bytes]) -> Iterator[bytes]:
+    for message in messages:
+        for found in _ID.findall(message):
+            yield bytes.fromhex(found.replace(b"-", b"").decode())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import traceback as tracebacks
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.canvas import Signature, maybe_signature
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.db import transaction
 
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox")
 
-STANDS = frozenset({Ending.RECORDED, Ending.REPEATED})
+STANDS = frozenset({Ending.RECORDED, Ending.REPEATED, Ending.GAVE_UP})
+
+
+class Discarded(Ignore):
+    """The entry is no longer this run's: nothing was recorded, and Celery stores nothing."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def retry(
     task: OutboxTask, claim: Claim, again: Again, error: BaseException
 ) -> tuple[Ending, bool]:
     """Record a failure with budget left; without, a failure for good. Whether it was for good."""
-    if _budget_is_gone(task, claim, again) or _past_deadline(claim, again.delay):
+    if _budget_is_gone(task, claim, again):
         return fail(task, claim, error), True
     ending = until_answered(
         partial(
@@ -166,7 +170,7 @@ def retry(
         using=claim.using,
         what="recording a retry",
     )
-    return ending, False
+    return ending, ending is Ending.GAVE_UP
 
 
 def _budget_is_gone(task: OutboxTask, claim: Claim, again: Again) -> bool:
@@ -174,13 +178,6 @@ def _budget_is_gone(task: OutboxTask, claim: Claim, again: Again) -> bool:
     if limit is None and not again.checked and task.max_retries is not None:
         limit = claim.forgiven_failures + task.max_retries + 1
     return limit is not None and claim.failures + 1 >= limit
-
-
-def _past_deadline(claim: Claim, delay: timedelta | datetime) -> bool:
-    if claim.deadline_at is None:
-        return False
-    start = delay if isinstance(delay, datetime) else datetime.now(UTC) + delay
-    return start >= claim.deadline_at
 
 
 def fail(

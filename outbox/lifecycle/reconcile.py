@@ -6,11 +6,14 @@ that waits in a deep queue is not stranded, however old.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from celery import Celery
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from outbox import transitions
@@ -22,6 +25,10 @@ from outbox.events import Note
 from outbox.lifecycle import lease
 from outbox.models import EntryQuerySet, OutboxEntry
 from outbox.states import State
+
+CHUNK = 5_000  # rows a read
+
+Looked = tuple[UUID, datetime | None, datetime | None]  # ID, published_at, missing_since
 
 
 @dataclass(frozen=True)
@@ -50,20 +57,32 @@ def reconcile(app: Celery, *, using: str) -> Findings:
 
 def _strand(app: Celery, *, using: str) -> tuple[int, int]:
     rows = _past_grace(using=using)
-    # The missing ones first, so that a confirmation never waits behind new candidates.
-    looked = dict(
-        rows.order_by("missing_since", "published_at").values_list("pk", "queue")[
-            : settings().REPAIRS_PER_PASS
-        ]
-    )
-    if not looked:
+    queues = sorted(set(rows.values_list("queue", flat=True).distinct()))
+    if not queues:
         return 0, 0
-    ids = {str(pk): pk for pk in looked}
-    there = redis.held(app, ids.keys(), queues=sorted(set(looked.values())))
-    gone = [pk for text, pk in ids.items() if text not in there]
-    transitions.mark_missing([ids[text] for text in there], missing=False, using=using)
-    stranded = _strand_confirmed(rows.filter(pk__in=gone))
-    return transitions.mark_missing(gone, missing=True, using=using), stranded
+    # The broker first: what is still published when the rows are read was there to be seen.
+    there = redis.held(app, queues=queues)
+    missing = sum(_compare(chunk, there, using=using) for chunk in _chunks(rows))
+    return missing, _strand_confirmed(rows)
+
+
+def _compare(chunk: Sequence[Looked], there: Container[bytes], *, using: str) -> int:
+    """Note which of these the broker does not hold, and which are back; how many are newly gone."""
+    gone = [pk for pk, _, since in chunk if since is None and pk.bytes not in there]
+    back = [pk for pk, _, since in chunk if since is not None and pk.bytes in there]
+    transitions.mark_missing(back, missing=False, using=using)
+    return transitions.mark_missing(gone, missing=True, using=using)
+
+
+def _chunks(rows: EntryQuerySet) -> Iterator[list[Looked]]:
+    """All of the rows, a bounded number at a time, by the index on their publish time."""
+    rows, last = rows.order_by("published_at", "pk"), Q()
+    while chunk := list(
+        rows.filter(last).values_list("pk", "published_at", "missing_since")[:CHUNK]
+    ):
+        yield chunk
+        pk, at, _ = chunk[-1]
+        last = Q(published_at__gt=at) | Q(published_at=at, pk__gt=pk)
 
 
 def _past_grace(*, using: str) -> EntryQuerySet:
@@ -74,7 +93,10 @@ def _past_grace(*, using: str) -> EntryQuerySet:
 
 
 def _strand_confirmed(rows: EntryQuerySet) -> int:
-    """A message can be between a list and `unacked` during one look, hardly during two."""
+    """A message can be between a list and `unacked` during one look, hardly during two.
+
+    What this look saw again is no longer marked: a mark that is old was confirmed by it.
+    """
     apart = timedelta(seconds=settings().RECONCILE_EVERY / 2)
     confirmed = rows.filter(missing_since__lt=Now() - apart)
     with transitions.recovering(confirmed, limit=settings().REPAIRS_PER_PASS) as found:

@@ -6,7 +6,7 @@ import traceback as tracebacks
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject, Retry
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 
 from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle import finish
@@ -79,25 +79,31 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
 
 def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     """Body and completion commit together; the entry is touched only by the last statement."""
-    ended = False
+    returned, ignored = False, None
     try:
         with transaction.atomic(using=run.claim.using):
-            result = task.run(*args, **kwargs)
+            try:
+                result = task.run(*args, **kwargs)
+            except Ignore as error:  # Celery's "done, store nothing": its effects count
+                result, ignored = None, error
+            returned = True
             reach(Failpoint.RETURNED)
-            ending = finish.succeed(task, run.claim, result)
-            if ending not in finish.STANDS:
-                raise _Discarded(ending)
-            ended = True
-    except _Discarded:
+            _stand(finish.succeed(task, run.claim, result))
+    except finish.Discarded:
         run.ended = True
-        ending = finish.late(run.claim)  # again, since the rollback took its event along
-        raise Ignore(f"discarded: {ending.value}") from None
-    run.ended = ended
+        finish.late(run.claim)  # again, since the rollback took its event along
+        raise
+    except (OperationalError, InterfaceError):
+        if not returned:
+            raise
+        # Rolled back with the connection, or committed and the reply lost: then this finds nothing.
+        run.ended = True
+        finish.release(run.claim, reason="the database went away while it committed")
+        raise Ignore("released") from None
+    run.ended = True
+    if ignored is not None:
+        raise ignored
     return result
-
-
-class _Discarded(Exception):
-    """Rolls the body's transaction back: its entry is no longer this run's."""
 
 
 def _succeeded(task: OutboxTask, run: Run, result: Any) -> Any:
@@ -143,7 +149,7 @@ def _end(run: Run, ending: Ending, tell: BaseException) -> Any:
 
 def _stand(ending: Ending) -> None:
     if ending not in finish.STANDS:
-        raise Ignore(f"discarded: {ending.value}")
+        raise finish.Discarded(ending.value)
 
 
 def end_unrecorded(task: OutboxTask, run: Run, retval: Any) -> None:

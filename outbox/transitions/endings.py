@@ -19,6 +19,7 @@ from outbox.transitions.moves import (
     UNLEASED,
     Ending,
     Holder,
+    after,
     again,
     give_up,
     held,
@@ -54,16 +55,28 @@ def retry(
 ) -> Ending:
     """A failure with budget left: due again after `delay` (or at a time), counted once.
 
-    `changes` holds what `retry(args=…, kwargs=…, queue=…)` rewrites in the entry.
+    `changes` holds what `retry(args=…, kwargs=…, queue=…)` rewrites in the entry. Where it would
+    start past its deadline, it fails at once.
     """
     with transaction.atomic(using=using):
         if (entry := held(entry_id, token=token, using=using)) is None:
             return late(entry_id, Verb.RETRY, token=token, note=note, using=using)
+        if _past_deadline(entry, delay):
+            give_up(entry, Verb.FAIL, note, failures=F("failures") + 1)
+            return Ending.GAVE_UP
         if changes:
             note = replace(note, reason=f"rewrites {', '.join(sorted(changes))}")
         due = {**again(delay), **UNLEASED, **changes}
         move(entry, Verb.RETRY, State.PENDING, note, failures=F("failures") + 1, **due)
     return Ending.RECORDED
+
+
+def _past_deadline(entry: OutboxEntry, delay: timedelta | datetime) -> bool:
+    start = delay if isinstance(delay, datetime) else after(delay)
+    rows = OutboxEntry.objects.using(entry._state.db)
+    return (
+        entry.deadline_at is not None and rows.filter(pk=entry.pk, deadline_at__lte=start).exists()
+    )
 
 
 def fail(entry_id: UUID, *, token: UUID, note: Note, using: str) -> Ending:

@@ -45,6 +45,7 @@ class Ending(Enum):
     """What became of a worker's attempt to record how its run ended."""
 
     RECORDED = "recorded"
+    GAVE_UP = "gave up"  # a retry, recorded as a failure: its next start would be too late
     REPEATED = "repeated"  # it stands already: the reply to an earlier try was lost
     CANCELLED = "cancelled"  # the entry was cancelled meanwhile; the run is settled
     REFUSED = "refused"  # the token is no longer the entry's: somebody else owns it
