@@ -57,8 +57,10 @@ def surroundings(django_db_setup: None) -> dict[str, str]:
     }
 
 
-def _worker(*arguments: str, name: str, log: Path, env: dict[str, str]) -> Process:
-    argv = [sys.executable, "-m", "celery", "-A", "tests.worker", "worker", "--loglevel=INFO"]
+def _worker(
+    *arguments: str, name: str, log: Path, env: dict[str, str], app: str = "tests.worker"
+) -> Process:
+    argv = [sys.executable, "-m", "celery", "-A", app, "worker", "--loglevel=INFO"]
     quiet = ["-n", f"{name}@%h", "--without-mingle", "--without-gossip", "-c", "2"]
     return Process(name, argv=[*argv, *quiet, *arguments], log=log / f"{name}.log", env=env)
 
@@ -97,8 +99,11 @@ def start_worker(
     """Start real workers of the test's own, to be killed; they are stopped at the end."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, name: str = "worker", **env: Any) -> Process:
-            process = _worker(*arguments, name=name, log=tmp_path, env={**surroundings, **env})
+        def start(
+            *arguments: str, name: str = "worker", app: str = "tests.worker", **env: Any
+        ) -> Process:
+            around = {**surroundings, **env}
+            process = _worker(*arguments, name=name, log=tmp_path, env=around, app=app)
             stack.enter_context(process)
             process.wait_for(lambda: _ready(process), timeout=30, what="ready")
             return process

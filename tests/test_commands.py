@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 import redis
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from outbox import ticks
 from outbox.lifecycle.cancel import cancel
@@ -165,3 +166,17 @@ def test_prune_deletes_what_is_past_its_retention_and_says_how_many() -> None:
     kept = make_entry(State.FAILED, finished_at=ago(days=8))
     assert said("outbox_prune") == "1 entry deleted\n"
     assert list(OutboxEntry.objects.values_list("pk", flat=True)) == [kept.pk]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("command", ["outbox_status", "outbox_dispatcher", "outbox_cancel"])
+def test_a_database_that_is_too_old_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The server is real; it is the oldest version that Django takes which is set higher."""
+    monkeypatch.setattr(connection.features, "minimum_database_version", (99,))
+    connection.close()
+    more = [str(uuid4())] if command == "outbox_cancel" else []
+    _, error = refused(command, *more)
+    assert error.startswith("The database 'default' is too old: PostgreSQL 99 or later is required")
+    assert "\n" not in error

@@ -178,6 +178,50 @@ def test_killed_between_body_and_ending_an_atomic_effect_happens_once(
     assert Group.objects.count() == 1
 
 
+def test_an_atomic_run_whose_database_dies_at_the_commit_is_released_and_runs_again(
+    start_worker: Start, servers: Servers, marker: Path
+) -> None:
+    worker = start_worker("-c", "1", **armed(Failpoint.RETURNED, marker))
+    result = tasks.group_made.delay("once")
+    worker.wait_for(lambda: _pid_in(marker), timeout=30, what="its stop point")
+    connection.close()
+    servers.postgres.stop()
+    servers.postgres.start()
+    marker.unlink()  # it goes on, to complete over a connection that is gone
+    wait_until(lambda: OutboxEntry.objects.get(pk=result.id).releases)
+    maintenance.dispatch(APP, using="default")
+    worker.wait_for(lambda: _pid_in(marker), timeout=30, what="its second run")
+    marker.unlink()
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.releases, entry.failures, entry.crashes) == (2, 1, 0, 0)
+    assert Group.objects.count() == 1
+
+
+def test_a_claim_that_a_killed_database_forgot_is_found_and_its_run_writes_nothing(
+    start_worker: Start, servers: Servers, marker: Path
+) -> None:
+    """Claims are not synced: the run may happen twice, be counted once, and write once."""
+    worker = start_worker("-c", "1", **armed(Failpoint.RETURNED, marker))
+    result = tasks.group_made.delay("once")
+    worker.wait_for(lambda: _pid_in(marker), timeout=30, what="its stop point")
+    connection.close()
+    servers.postgres.kill()
+    servers.postgres.start()
+    marker.unlink()
+    wait_until(lambda: marker.exists() or _recovered(result.id), timeout=30)
+    worker.wait_for(lambda: _pid_in(marker), timeout=30, what="its second run")
+    marker.unlink()
+    entry = dispatched_until(result.id)
+    assert entry.attempts in (1, 2)  # 2 where the server had written the claim before it died
+    assert Group.objects.count() == 1
+
+
+def _recovered(entry_id: Any) -> bool:
+    maintenance.reconcile(APP, using="default")
+    maintenance.dispatch(APP, using="default")
+    return False
+
+
 def test_a_claim_waits_for_a_database_that_is_away(
     start_worker: Start, servers: Servers, valkey: redis.Redis, tmp_path: Path
 ) -> None:

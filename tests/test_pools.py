@@ -103,3 +103,11 @@ def test_behind_a_pooler_nothing_is_prepared(start_worker: Callable[..., Process
     worker.stop()
     start_worker("--pool=solo", name="direct")
     assert ended(tasks.session.delay()).result[1] > 0
+
+
+def test_a_whole_app_is_durable_by_its_task_class(start_worker: Callable[..., Process]) -> None:
+    from tests.whole import double
+
+    start_worker(app="tests.whole")
+    entry = ended(double.delay(21))
+    assert (entry.task, entry.result) == ("whole.double", 42)
