@@ -16,7 +16,8 @@ class OutboxConfig(AppConfig):
     def ready(self) -> None:
         from outbox import checks  # noqa: F401
         from outbox.lifecycle import enqueue
-        from outbox.worker import connections
+        from outbox.worker import clerk, connections
 
+        clerk.employ()
         connections.keep()
         enqueue.take_over_send_task()

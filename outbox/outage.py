@@ -16,6 +16,19 @@ LONGEST_PAUSE = 5.0
 
 T = TypeVar("T")
 
+_last_trouble = float("-inf")
+
+
+def note_trouble() -> None:
+    """This process has just failed to reach the database."""
+    global _last_trouble
+    _last_trouble = time.monotonic()
+
+
+def quiet_for() -> float:
+    """Seconds since this process last failed to reach the database."""
+    return time.monotonic() - _last_trouble
+
 
 def never() -> bool:
     return False
@@ -38,6 +51,7 @@ def until_answered(
         try:
             return work()
         except (OperationalError, InterfaceError) as error:
+            note_trouble()
             if connections[using].in_atomic_block or give_up():
                 raise
             if pause == FIRST_PAUSE:

@@ -61,6 +61,8 @@ class OutboxTask(DjangoTask):
     #: Names of arguments whose values make the unique key.
     unique_by: ClassVar[tuple[str, ...]] = ()
 
+    Request = "outbox.worker.request:OutboxRequest"
+
     acks_late = True
     acks_on_failure_or_timeout = True
     reject_on_worker_lost = False

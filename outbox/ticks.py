@@ -47,6 +47,12 @@ def run_alone(name: str, work: Callable[[], Found], *, lease: float, using: str)
     return found
 
 
+def is_late(name: str, seconds: float, *, using: str) -> bool:
+    """Whether nobody has done it for so long. Asked of the database's clock."""
+    rows = _rows(name, using=using).filter(last_at__gte=Now() - timedelta(seconds=seconds))
+    return not rows.exists()
+
+
 def _take(name: str, *, lease: float, using: str) -> bool:
     _exists(name, using=using)
     free = Q(lease_until__isnull=True) | Q(lease_until__lt=Now())

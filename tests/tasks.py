@@ -178,3 +178,10 @@ def group_made_and_ignored(name: str) -> None:
 @shared_task(base=OutboxTask)
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@shared_task(base=OutboxTask, time_limit=1, max_retries=1, default_retry_delay=0)
+def limited(until: str) -> None:
+    """Killed by its hard time limit."""
+    while not Path(until).exists():
+        time.sleep(0.02)

@@ -57,7 +57,7 @@ TRY: Mapping[Verb, Callable[[OutboxEntry], Any]] = {
     Verb.FAIL: lambda e: transitions.fail(e.pk, token=token(e), note=NOTE, using=USING),
     Verb.PARK: lambda e: transitions.park(e.pk, token=token(e), note=NOTE, using=USING),
     Verb.TIMEOUT: lambda e: transitions.time_out(
-        e.pk, holder=holder(e), delay=QUICK, limit=None, note=NOTE, using=USING
+        e.pk, holder=holder(e), delay=QUICK, budget=None, note=NOTE, using=USING
     ),
     Verb.RELEASE: lambda e: transitions.release(e.pk, holder=holder(e), note=NOTE, using=USING),
     Verb.DECLINE: lambda e: transitions.decline(e.pk, delay=QUICK, note=NOTE, using=USING),
@@ -236,7 +236,7 @@ def test_an_entry_with_a_begun_effect_never_fails_it_parks(verb: Verb) -> None:
     begin_effect(entry)
     if verb is Verb.TIMEOUT:
         transitions.time_out(
-            entry.pk, holder=holder(entry), delay=QUICK, limit=1, note=NOTE, using=USING
+            entry.pk, holder=holder(entry), delay=QUICK, budget=1, note=NOTE, using=USING
         )
     else:
         TRY[verb](entry)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from django.db import connections
 
-from outbox import transitions
+from outbox import outage, transitions
 from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.events import Note
 from outbox.models import OutboxEntry
+from outbox.transitions import Holder
+from outbox.worker.runs import CalledOff, TimedOut, Verdict
 
 # The living renew first: nothing is crashed before the server has been up for a whole lease.
 _UPTIME = "SELECT EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - pg_postmaster_start_time())"
@@ -24,6 +28,9 @@ def sweep(*, using: str) -> dict[str, int]:
 
 
 def database_is_settled(*, using: str) -> bool:
+    """Whether the living have had a whole lease to renew in, by its clock and by our own luck."""
+    if outage.quiet_for() < settings().LEASE:
+        return False
     with connections[using].cursor() as cursor:
         cursor.execute(_UPTIME)
         return float(cursor.fetchone()[0]) >= settings().LEASE
@@ -48,6 +55,37 @@ def crash(entry: OutboxEntry, *, note: Note) -> None:
         on_crash=entry.options.get("on_crash", "retry"),
         note=note,
     )
+
+
+def end_lost_run(
+    entry_id: UUID,
+    *,
+    pid: int,
+    owner: UUID,
+    verdict: Verdict | None,
+    using: str,
+) -> None:
+    """The child that ran it was seen to be gone. By owner and PID: a dying copy harms nobody."""
+    holder = Holder(owner=owner, pid=pid)
+    gone = f"its child {pid} is gone"
+    if isinstance(verdict, TimedOut):
+        note = Note("clerk", error=f"TimeLimitExceeded: {verdict.limit:g} seconds")
+        transitions.time_out(
+            entry_id,
+            holder=holder,
+            delay=verdict.delay,
+            budget=verdict.budget,
+            note=note,
+            using=using,
+        )
+    elif isinstance(verdict, CalledOff):
+        note = Note("clerk", f"{gone}: the worker called it off")
+        transitions.release(entry_id, holder=holder, note=note, using=using)
+    else:
+        with transitions.lost_run(entry_id, holder=holder, using=using) as entry:
+            if entry is not None:
+                crash(entry, note=Note("clerk", gone))
+    transitions.settle(entry_id, holder=holder, note=Note("clerk", gone), using=using)
 
 
 def settle_abandoned(*, using: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback as tracebacks
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from outbox.tasks import OutboxTask
 
 REQUEST_KEY = "outbox_run"
+
+_TERMINATED = -(256 - signal.SIGTERM)  # SIGTERM to a child: billiard/common.py, _shutdown_cleanup
 
 
 class Run:
@@ -115,10 +118,11 @@ def _succeeded(task: OutboxTask, run: Run, result: Any) -> Any:
 
 def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
     """Record what the body raised, and raise what Celery should hear."""
-    if isinstance(error, SystemExit) and is_stopping():
+    if isinstance(error, SystemExit) and error.code == _TERMINATED:
         run.ended = True
-        finish.release(run.claim, reason="the worker stopped")
-        raise Ignore("released") from error
+        if is_stopping():
+            finish.release(run.claim, reason="the worker stopped")
+        raise error  # told to end: what that means is the clerk's to say, when it is gone
     if isinstance(error, Ignore):  # Celery's "done, store nothing"
         return _end(run, finish.succeed(task, run.claim, None), error)
     if isinstance(error, Retry):

@@ -138,14 +138,20 @@ def settle_locked(entry: OutboxEntry, *, note: Note) -> bool:
 
 
 def time_out(
-    entry_id: UUID, *, holder: Holder, delay: timedelta, limit: int | None, note: Note, using: str
+    entry_id: UUID, *, holder: Holder, delay: timedelta, budget: int | None, note: Note, using: str
 ) -> State | None:
-    """The hard time limit killed that child: a failure, never also a crash."""
+    """The hard time limit killed that child: a failure, never also a crash.
+
+    `budget` is how many failures the task allows, where the row has no limit of its own.
+    """
     with transaction.atomic(using=using):
         entry = running(entry_id, Verb.TIMEOUT, holder=holder, using=using)
         if entry is None:
             return None
         counted = {"failures": F("failures") + 1, "claim_token": None}
+        limit = entry.failure_limit
+        if limit is None and budget is not None:
+            limit = entry.forgiven_failures + budget
         if limit is not None and entry.failures + 1 >= limit:
             return give_up(entry, Verb.TIMEOUT, note, **counted)
         move(entry, Verb.TIMEOUT, State.PENDING, note, **counted, **again(delay), **UNLEASED)

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from outbox.events import Note
 from outbox.models import EntryQuerySet, OutboxEntry
 from outbox.states import State, Verb
-from outbox.transitions.moves import UNLEASED, again, ended, give_up, locked, move
+from outbox.transitions.moves import UNLEASED, Holder, again, ended, give_up, locked, move, running
 
 LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
 
@@ -29,6 +29,13 @@ def recovering(rows: EntryQuerySet, *, limit: int) -> Iterator[list[OutboxEntry]
             cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         locked = rows.using(using).order_by("pk").select_for_update(skip_locked=True, no_key=True)
         yield list(locked[:limit])
+
+
+@contextmanager
+def lost_run(entry_id: UUID, *, holder: Holder, using: str) -> Iterator[OutboxEntry | None]:
+    """Hold the run of a child that is gone. None: the row is another's by now, or has ended."""
+    with transaction.atomic(using=using):
+        yield running(entry_id, Verb.CRASH, holder=holder, using=using)
 
 
 def crash(entry: OutboxEntry, *, delay: timedelta, limit: int, on_crash: str, note: Note) -> State:

@@ -1,0 +1,180 @@
+"""The clerk: a thread of the worker's main process that keeps the leases of what the worker runs.
+
+It starts before the pool and stops after it. Whatever the database or the broker do, it goes on:
+a lease that it could not renew is renewed when the database is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from celery import bootsteps
+from celery.signals import worker_init
+from celery.worker import state
+from django.db import DatabaseError, InterfaceError, connections
+
+from outbox import maintenance, outage, ticks, transitions, workers
+from outbox.conf import settings
+from outbox.lifecycle import lease
+from outbox.worker import identity
+from outbox.worker.children import is_gone
+from outbox.worker.request import note_pool
+from outbox.worker.runs import CalledOff, runs
+from outbox.worker.stopping import is_stopping
+
+logger = logging.getLogger("outbox")
+
+LOOK_EVERY = 0.1  # seconds: how soon a dead child is seen
+LATE = 3  # ticks that everybody else may miss before the clerk does them
+
+
+# The pool forks from another thread. A child that is forked while the clerk is inside libpq
+# inherits locks of C libraries that nobody will ever release, and hangs in its first connection.
+_at_work = threading.Lock()
+_PATIENCE = 5.0  # seconds that a fork waits for the clerk: a database that hangs must not stop it
+
+
+def _hold_the_clerk() -> None:
+    _held.acquired = _at_work.acquire(timeout=_PATIENCE)
+
+
+def _let_the_clerk_go() -> None:
+    if getattr(_held, "acquired", False):
+        _held.acquired = False
+        _at_work.release()
+
+
+_held = threading.local()
+os.register_at_fork(
+    before=_hold_the_clerk, after_in_parent=_let_the_clerk_go, after_in_child=_let_the_clerk_go
+)
+
+
+class Clerk(threading.Thread):
+    """Renews, sees dead children, and does the ticks when nobody else does."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(name="outbox-clerk", daemon=True)
+        self.worker, self.app = worker, worker.app
+        self.stopped = threading.Event()
+        self.due: dict[str, float] = {}
+
+    def run(self) -> None:
+        self._try(self._sweep)
+        while not self.stopped.wait(LOOK_EVERY):
+            self._try(self._see_to_the_dead)
+            self._every("renew", settings().LEASE / 3, self._renew)
+            self._every("ticks", settings().DISPATCH_EVERY, self._do_late_ticks)
+        self._try(self._see_to_the_dead)
+        self._try(self._sign_off)
+        connections.close_all()
+
+    def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        now = time.monotonic()
+        if now >= self.due.get(name, 0):
+            # After a failure at the next look, not a third of a lease later.
+            self.due[name] = now + (seconds if self._try(work) else LOOK_EVERY)
+
+    def _try(self, work: Callable[[], None]) -> bool:
+        try:
+            with _at_work:
+                work()
+        except Exception as error:  # a thread that dies in silence would lose every lease
+            if isinstance(error, DatabaseError | InterfaceError):
+                outage.note_trouble()
+            logger.warning("outbox.clerk.failed %s: %s", work.__name__.strip("_"), error)
+            connections.close_all()
+            return False
+        return True
+
+    def _sweep(self) -> None:
+        for using in settings().DATABASES:
+            lease.sweep(using=using)
+
+    def _renew(self) -> None:
+        held: dict[str, set[UUID]] = defaultdict(set)
+        for run in runs.alive():
+            held[run.using].add(run.entry_id)
+        for using, ids in held.items():
+            transitions.renew(ids, owner=identity.BOOT, lease=settings().LEASE, using=using)
+        for using in settings().DATABASES:
+            workers.beat(self.worker, holds=_prefetched(), using=using)
+
+    def _see_to_the_dead(self) -> None:
+        """A child that is gone ends its run at once: as a crash, a timeout, or a release."""
+        gone = [run for run in runs.alive() if is_gone(run.pid)]
+        for run in gone:
+            lease.end_lost_run(
+                run.entry_id,
+                pid=run.pid,
+                owner=identity.BOOT,
+                verdict=runs.verdict(run) or (CalledOff() if is_stopping() else None),
+                using=run.using,
+            )
+            runs.end(run)
+        if gone:
+            self._wake_the_pool()
+
+    def _wake_the_pool(self) -> None:
+        """The pool's own look at its children is up to five seconds away."""
+        hub: Any = getattr(self.worker, "hub", None)
+        pool: Any = getattr(self.worker.pool, "_pool", None)
+        if hub is not None and hasattr(pool, "maintain_pool"):
+            hub.call_soon(pool.maintain_pool)
+
+    def _do_late_ticks(self) -> None:
+        for using in settings().DATABASES:
+            if ticks.is_late(ticks.DISPATCH, LATE * settings().DISPATCH_EVERY, using=using):
+                maintenance.dispatch(self.app, using=using)
+            if ticks.is_late(ticks.RECONCILE, LATE * settings().RECONCILE_EVERY, using=using):
+                maintenance.reconcile(self.app, using=using)
+
+    def _sign_off(self) -> None:
+        for using in settings().DATABASES:
+            workers.sign_off(using=using)
+
+
+def _prefetched() -> list[str]:
+    """What is reserved and not begun. Celery's weak sets may change while they are read."""
+    while True:
+        try:
+            return sorted(
+                str(request.id) for request in state.reserved_requests - state.active_requests
+            )
+        except RuntimeError:
+            continue
+
+
+class ClerkStep(bootsteps.StartStopStep):
+    """The bootstep. In front of all others: it starts before the pool and stops after it."""
+
+    def include(self, parent: Any) -> bool:
+        parent.steps.insert(0, self)
+        return True
+
+    def start(self, parent: Any) -> None:
+        note_pool(prefork="prefork" in parent.pool_cls.__module__)
+        self.clerk = Clerk(parent)
+        self.clerk.start()
+
+    def stop(self, parent: Any) -> None:
+        self.clerk.stopped.set()
+        self.clerk.join(timeout=LOOK_EVERY + settings().PUBLISH_TIMEOUT + 5)
+
+    terminate = stop
+
+
+def employ() -> None:
+    """Give every worker that starts in this process a clerk."""
+    worker_init.connect(_add_step, weak=False)
+
+
+def _add_step(sender: Any, **_: Any) -> None:
+    sender.app.steps["worker"].add(ClerkStep)

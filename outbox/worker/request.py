@@ -1,0 +1,113 @@
+"""Celery's view of one delivery in the main process: it tells the register of runs.
+
+What a child's death means is the clerk's to say, by the row. So nothing is stored here: Celery
+would write FAILURE for an entry that will run again.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.utils.log import get_logger
+from celery.worker.request import Request
+from celery.worker.state import task_ready
+
+from outbox.clock import as_uuid, backoff
+from outbox.conf import default_database
+from outbox.lifecycle.publish import DATABASE_HEADER
+from outbox.worker.runs import CalledOff, Run, TimedOut, runs
+
+logger = get_logger(__name__)
+
+_DEATHS = (WorkerLostError, TimeLimitExceeded)
+
+
+class OutboxRequest(Request):
+    """The request of a durable task."""
+
+    run: Run | None = None
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        entry_id = as_uuid(self.id)
+        if self.task.is_durable and entry_id is not None:
+            using = self.request_dict.get(DATABASE_HEADER) or default_database()
+            # Only prefork's PIDs are processes: gevent gives a greenlet's number.
+            process = pid if self._in_a_child(pid) else os.getpid()
+            self.run = Run(entry_id, process, using)
+            runs.begin(self.run)
+        super().on_accepted(pid, time_accepted)
+
+    def acknowledge(self) -> None:
+        self._end()
+        super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        self._end()
+        super().reject(requeue=requeue)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        if soft or self.run is None:
+            super().on_timeout(soft, timeout)
+            return
+        task_ready(self)
+        logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
+        # Its child is still alive: the verdict counts when it is gone, and the run ends then.
+        runs.judge(self.run, self._verdict(timeout))
+        super().acknowledge()
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        if self.run is not None:
+            runs.judge(self.run, CalledOff())
+        super().cancel(pool, signal=signal, emit_retry=emit_retry)
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        if self.run is None or not isinstance(_plain(exc_info), _DEATHS):
+            super().on_failure(exc_info, send_failed_event, return_ok)
+            return
+        task_ready(self)
+        logger.error("The child that ran %s[%s] is gone: %s", self.name, self.id, exc_info)
+        super().acknowledge()  # the register keeps the run until the clerk has seen to it
+
+    def _end(self) -> None:
+        # A run whose child died in it stays registered: the clerk ends it, by the row.
+        if self.run is not None and runs.verdict(self.run) is None:
+            runs.end(self.run)
+
+    def _verdict(self, limit: float) -> TimedOut:
+        task = self.task
+        retries = self.request_dict.get("retries") or 0
+        first = float(getattr(task, "retry_backoff", 0) or 0)
+        maximum = int(getattr(task, "retry_backoff_max", 600))
+        delay = (
+            backoff(retries, first=first, maximum=maximum)
+            if first
+            else timedelta(seconds=task.default_retry_delay or 0)
+        )
+        budget = None if task.max_retries is None else task.max_retries + 1
+        return TimedOut(limit=limit, delay=delay, budget=budget)
+
+    def _in_a_child(self, pid: int) -> bool:
+        return pid != os.getpid() and _is_prefork()
+
+
+def _plain(exc_info: Any) -> Any:
+    error = exc_info.exception
+    return getattr(error, "exc", error)
+
+
+_prefork = False
+
+
+def note_pool(*, prefork: bool) -> None:
+    """Which kind of pool this worker has; said once by the clerk."""
+    global _prefork
+    _prefork = prefork
+
+
+def _is_prefork() -> bool:
+    return _prefork

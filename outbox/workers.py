@@ -1,0 +1,39 @@
+"""The rows of live workers: a heartbeat, the queues, and what each holds prefetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models.functions import Now
+
+from outbox.models import OutboxWorker
+from outbox.worker import identity
+
+
+def beat(worker: Any, *, holds: Sequence[str], using: str) -> None:
+    """Say that this boot of a worker is alive."""
+    facts = {
+        "queues": sorted(worker.app.amqp.queues.consume_from),
+        "holds": list(holds),
+        "heartbeat_at": Now(),
+    }
+    if not _mine(using).update(**facts):
+        row = OutboxWorker(
+            id=identity.BOOT,
+            hostname=str(worker.hostname),
+            pid=os.getpid(),
+            pool=worker.pool_cls.__module__.rpartition(".")[2],
+            **facts,
+        )
+        OutboxWorker.objects.using(using).bulk_create([row], ignore_conflicts=True)
+
+
+def sign_off(*, using: str) -> None:
+    """Say that it has stopped, and holds nothing any more."""
+    _mine(using).update(stopped_at=Now(), holds=[])
+
+
+def _mine(using: str) -> Any:
+    return OutboxWorker.objects.using(using).filter(pk=identity.BOOT)
