@@ -17,21 +17,21 @@ from outbox.ticks import Found
 _LEASE = 60.0  # seconds: a tick whose process died keeps the others out no longer
 
 
-def dispatch(app: Celery, *, using: str) -> Found:
-    """Sweep, then publish all that is due.
+def dispatch(app: Celery, *, batches: int | None = None, using: str) -> Found:
+    """Sweep, then publish all that is due, or at most so many batches of it.
 
     Without a lease: two at once skip the rows that the other holds, and one that dies must keep
     nobody out.
     """
-    return ticks.run(ticks.DISPATCH, lambda: _dispatch(app, using=using), using=using)
+    return ticks.run(ticks.DISPATCH, lambda: _dispatch(app, batches, using=using), using=using)
 
 
-def _dispatch(app: Celery, *, using: str) -> Found:
+def _dispatch(app: Celery, batches: int | None, *, using: str) -> Found:
     swept = lease.sweep(using=using)
     if settings().PAUSED:
         return {**swept, "paused": True}
     try:
-        return {**swept, "published": publish.dispatch(app, using=using)}
+        return {**swept, "published": publish.dispatch(app, batches=batches, using=using)}
     except BrokerUnavailable as error:
         return {**swept, "published": 0, "broker": str(error)}
 

@@ -15,7 +15,7 @@ from outbox.embedded import Servers
 from outbox.models import OutboxEntry, OutboxTick, OutboxWorker
 from outbox.states import WAITING, State
 from tests import tasks
-from tests.factories import PAST, at, make_entry, reread
+from tests.factories import PAST, at, make_entries, make_entry, reread
 from tests.following import entry_of
 from tests.waiting import wait_until
 
@@ -129,6 +129,13 @@ def test_a_worker_alone_dispatches_and_sweeps_when_nobody_else_does(start_worker
     assert reread(lapsed).crashes == 1
     assert OutboxTick.objects.get(name="dispatch").last_at is not None
     wait_until(lambda: OutboxTick.objects.filter(name="reconcile", last_at__isnull=False).exists())
+
+
+def test_a_worker_alone_publishes_a_backlog_of_several_batches(start_worker: Start) -> None:
+    make_entries(1200, State.PENDING)
+    start_worker()
+    left = OutboxEntry.objects.exclude(status=State.SUCCEEDED)
+    wait_until(lambda: not left.exists(), timeout=60)
 
 
 def test_a_worker_says_that_it_is_alive_and_when_it_has_stopped(start_worker: Start) -> None:

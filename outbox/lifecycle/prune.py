@@ -9,8 +9,8 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from outbox import transitions
-from outbox.conf import settings
-from outbox.models import EntryQuerySet, OutboxEntry
+from outbox.conf import DAY, settings
+from outbox.models import EntryQuerySet, OutboxEntry, OutboxWorker
 from outbox.states import FINAL
 
 # The task's own `retention`, in seconds, which enqueue wrote into the options. Raw: the ORM has
@@ -28,6 +28,8 @@ def prune(*, using: str) -> int:
     for status, seconds in settings().RETENTION.items():
         past = rows.filter(status=status, finished_at__lt=Now() - timedelta(seconds=seconds))
         done += _delete(past.exclude(options__has_key="retention"))
+    workers = OutboxWorker.objects.using(using)
+    workers.filter(heartbeat_at__lt=Now() - timedelta(seconds=DAY)).delete()
     return done
 
 

@@ -9,6 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -53,8 +54,10 @@ class Delivery(NamedTuple):
     parent_id: UUID | None
 
 
-def dispatch(app: Celery, *, using: str) -> int:
+def dispatch(app: Celery, *, batches: int | None = None, using: str) -> int:
     """Publish all that is due, in batches, each in a transaction of its own; how many.
+
+    At most `batches` of them, for a caller that has other things to do.
 
     A dispatcher that dies frees its rows at once, since its locks die with it.
 
@@ -62,9 +65,12 @@ def dispatch(app: Celery, *, using: str) -> int:
         BrokerUnavailable: nothing more can be published now; the rows stay as they are.
     """
     size, done = settings().BATCH_SIZE, 0
-    while (read := _batch(app, size=size, using=using)) == size:
+    for _ in count() if batches is None else range(batches):
+        read = _batch(app, size=size, using=using)
         done += read
-    return done + read
+        if read < size:
+            break
+    return done
 
 
 def _batch(app: Celery, *, size: int, using: str) -> int:

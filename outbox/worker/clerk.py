@@ -65,13 +65,15 @@ class Clerk(threading.Thread):
         self.worker, self.app = worker, worker.app
         self.stopped = threading.Event()
         self.due: dict[str, float] = {}
+        self.behind = False  # the last batch was full: there is more to publish
 
     def run(self) -> None:
         self._try(self._sweep)
         while not self.stopped.wait(LOOK_EVERY):
             self._try(self._see_to_the_dead)
             self._every("renew", settings().LEASE / 3, self._renew)
-            self._every("ticks", settings().DISPATCH_EVERY, self._do_late_ticks)
+            pause = LOOK_EVERY if self.behind else settings().DISPATCH_EVERY
+            self._every("ticks", pause, self._do_late_ticks)
         self._try(self._see_to_the_dead)
         self._try(self._sign_off)
         connections.close_all()
@@ -131,10 +133,15 @@ class Clerk(threading.Thread):
 
     def _do_late_ticks(self) -> None:
         for using in settings().DATABASES:
-            if ticks.is_late(ticks.DISPATCH, LATE * settings().DISPATCH_EVERY, using=using):
-                maintenance.dispatch(self.app, using=using)
-            if ticks.is_late(ticks.RECONCILE, LATE * settings().RECONCILE_EVERY, using=using):
+            if self.behind or self._is_late(ticks.DISPATCH, settings().DISPATCH_EVERY, using):
+                # One batch a look: a backlog must not keep the leases waiting.
+                found = maintenance.dispatch(self.app, batches=1, using=using)
+                self.behind = found.get("published", 0) >= settings().BATCH_SIZE
+            if self._is_late(ticks.RECONCILE, settings().RECONCILE_EVERY, using):
                 maintenance.reconcile(self.app, using=using)
+
+    def _is_late(self, name: str, every: float, using: str) -> bool:
+        return ticks.is_late(name, LATE * every, using=using)
 
     def _sign_off(self) -> None:
         for using in settings().DATABASES:

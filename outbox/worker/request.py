@@ -49,7 +49,7 @@ class OutboxRequest(Request):
         super().reject(requeue=requeue)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if soft or self.run is None:
+        if soft or self.run is None or not self._in_a_child(self.run.pid):
             super().on_timeout(soft, timeout)
             return
         task_ready(self)
@@ -74,8 +74,10 @@ class OutboxRequest(Request):
         super().acknowledge()  # the register keeps the run until the clerk has seen to it
 
     def _end(self) -> None:
-        # A run whose child died in it stays registered: the clerk ends it, by the row.
-        if self.run is not None and runs.verdict(self.run) is None:
+        # A run whose child is about to die stays registered: the clerk ends it, by the row.
+        if self.run is None:
+            return
+        if runs.verdict(self.run) is None or not self._in_a_child(self.run.pid):
             runs.end(self.run)
 
     def _verdict(self, limit: float) -> TimedOut:
