@@ -36,9 +36,13 @@ clean: ## Remove .venv, .run and all caches
 
 $(READY): pyproject.toml
 	@rm -f $@
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "celery-outbox needs Python 3.11 or newer; name one: make setup PYTHON=python3.12" >&2; \
-		exit 1; }
+	@name_one="celery-outbox needs Python 3.11 or newer; name one: make setup PYTHON=python3.12"; \
+	found=$$($(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])') \
+		&& [ -n "$$found" ] || { echo "$(PYTHON) cannot be run. $$name_one" >&2; exit 1; }; \
+	case $$found in \
+		3.1[1-9].*|3.[2-9][0-9].*|[4-9].*) ;; \
+		*) echo "$(PYTHON) is version $$found. $$name_one" >&2; exit 1;; \
+	esac
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || { \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv package" \
 			"(Debian and Ubuntu: apt install python3-venv)" >&2; \

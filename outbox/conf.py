@@ -15,6 +15,7 @@ from django.dispatch import receiver
 from outbox.errors import ConfigurationError
 
 DAY = 86_400
+LARGEST = 10**9  # of every number; as seconds, 31 years: a date can still be that far away
 
 
 def _retention() -> Mapping[str, float]:
@@ -53,6 +54,7 @@ _MAPPINGS = {"RETENTION", "OWNERS"}
 # Names that are fixed, for what is to come: silence would promise what is not there.
 _RESERVED = ("CODEC", "HEARTBEAT_FILE", "LISTEN_DSN")
 _COLLECTIONS = {"REDACT", "DATABASES"}
+_RANGE = f"greater than 0 and at most {LARGEST:,}"
 _POSITIVE = {name for name in KEYS if isinstance(KEYS[name].default, int | float)} - {"PAUSED"}
 
 
@@ -101,39 +103,48 @@ def _check_retention(value: Mapping[Any, Any]) -> None:
         if state not in _retention():
             known = ", ".join(_retention())
             raise ConfigurationError(f"OUTBOX['RETENTION'] has {state!r}: it takes {known}.")
-        if not _is_positive(seconds, int | float):
+        if not _in_range(seconds, int | float):
             raise ConfigurationError(
-                f"OUTBOX['RETENTION'][{state!r}] cannot be {seconds!r}: it takes seconds."
+                f"OUTBOX['RETENTION'][{state!r}] cannot be {seconds!r}: it takes seconds, {_RANGE}."
             )
 
 
 def _check_owners(value: Mapping[Any, Any]) -> None:
     for owner, addresses in value.items():
-        if isinstance(addresses, str) or not isinstance(addresses, Collection):
+        if not _is_list(addresses) or not all(map(_is_address, addresses)):
             raise ConfigurationError(
                 f"OUTBOX['OWNERS'][{owner!r}] cannot be {addresses!r}: it takes a list of "
-                "addresses."
+                "addresses, each a text with an '@'."
             )
 
 
-def _is_positive(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and "@" in value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+
+
+def _in_range(value: Any, kind: Any) -> bool:
+    # NaN compares as False, and infinity is too large.
+    return isinstance(value, kind) and not isinstance(value, bool) and 0 < value <= LARGEST
 
 
 def _fits(name: str, value: Any) -> bool:
     if name in _POSITIVE:
-        return _is_positive(value, int if KEYS[name].type == "int" else int | float)
+        return _in_range(value, int if KEYS[name].type == "int" else int | float)
     if name in _MAPPINGS:
         return isinstance(value, Mapping)
     if name in _COLLECTIONS:
-        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+        return _is_list(value)
     return isinstance(value, bool if name == "PAUSED" else str)
 
 
 def _expected(name: str) -> str:
     if name in _POSITIVE:
         whole = "a whole number" if KEYS[name].type == "int" else "a number"
-        return f"it takes {whole} greater than 0"
+        return f"it takes {whole} {_RANGE}"
     if name in _MAPPINGS:
         return "it takes a dict"
     if name in _COLLECTIONS:

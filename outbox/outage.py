@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 logger = logging.getLogger("outbox")
 
 FIRST_PAUSE = 0.1  # seconds, doubling
 LONGEST_PAUSE = 5.0
+
+READ_ONLY = "25006"  # read_only_sql_transaction: a standby that has not been promoted yet
 
 T = TypeVar("T")
 
@@ -34,6 +36,13 @@ def never() -> bool:
     return False
 
 
+def is_outage(error: Exception) -> bool:
+    """Whether the same statement may well succeed a little later, on a new connection."""
+    if isinstance(error, OperationalError | InterfaceError):
+        return True
+    return getattr(error.__cause__, "sqlstate", None) == READ_ONLY
+
+
 def until_answered(
     work: Callable[[], T], *, using: str, what: str, give_up: Callable[[], bool] = never
 ) -> T:
@@ -42,7 +51,8 @@ def until_answered(
     Inside a transaction the error is raised at once: only its owner can repeat that.
 
     Raises:
-        OperationalError, InterfaceError: `give_up` said so while the database was away.
+        DatabaseError, InterfaceError: `give_up` said so while the database was away, or it is
+            no outage but a mistake.
     """
     pause = FIRST_PAUSE
     # Repeating is the health check: CONN_HEALTH_CHECKS would cost each job a round trip more.
@@ -50,7 +60,9 @@ def until_answered(
     while True:
         try:
             return work()
-        except (OperationalError, InterfaceError) as error:
+        except (DatabaseError, InterfaceError) as error:
+            if not is_outage(error):
+                raise
             note_trouble()
             if connections[using].in_atomic_block or give_up():
                 raise

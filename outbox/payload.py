@@ -1,6 +1,10 @@
-"""Arguments and results as JSON that PostgreSQL takes and Python gets back as it went in.
+"""Arguments and results as JSON that PostgreSQL takes.
 
-kombu's encoder carries UUID, datetime, Decimal and bytes. What `jsonb` would refuse is refused
+kombu's encoder carries UUID, datetime, Decimal and bytes. They come back as they went in. Numbers
+come back equal, but not always alike: `jsonb` keeps them as numeric, so that the float 1e22 comes
+back as an int, and -0.0 as 0.0.
+
+What `jsonb` would refuse is refused
 here, in the caller and before any SQL: inside the caller's transaction the error would abort it.
 """
 

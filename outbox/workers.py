@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.db.models.functions import Now
 
+from outbox.clock import as_uuid
+from outbox.conf import settings
 from outbox.models import OutboxWorker
 from outbox.worker import identity
 
@@ -28,6 +31,16 @@ def beat(worker: Any, *, holds: Sequence[str], using: str) -> None:
             **facts,
         )
         OutboxWorker.objects.using(using).bulk_create([row], ignore_conflicts=True)
+
+
+def held_by_the_living(*, using: str) -> set[bytes]:
+    """The IDs, 16 bytes each, that live workers say they hold: received, and not settled."""
+    alive = timedelta(seconds=settings().LEASE)
+    rows = OutboxWorker.objects.using(using).filter(
+        stopped_at__isnull=True, heartbeat_at__gte=Now() - alive
+    )
+    ids = (as_uuid(text) for holds in rows.values_list("holds", flat=True) for text in holds)
+    return {found.bytes for found in ids if found is not None}
 
 
 def sign_off(*, using: str) -> None:

@@ -2,8 +2,8 @@
 
 from celery import shared_task
 from django.db import InterfaceError, OperationalError
-from outbox.tasks import OutboxTask
 
+from outbox.tasks import OutboxTask
 from receipts.mail import receipt_message
 from shop.models import Order
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import socket
 import sys
 import time
@@ -30,6 +31,11 @@ ADDRESSES = """
 
   Logs    {folder}/*.log
   Ctrl-C ends everything.
+
+  To look at it from another terminal:
+
+{exports}
+.venv/bin/python manage.py outbox_status
 """
 
 
@@ -68,7 +74,8 @@ def run(*, port: int) -> None:
         print("Starting worker, beat and web …", flush=True)
         with started(children(env, port=port)) as processes:
             wait_until_ready(processes, port=port)
-            print(ADDRESSES.format(port=port, folder=FOLDER), flush=True)
+            shown = ADDRESSES.format(port=port, folder=FOLDER, exports=exports(running))
+            print(shown, flush=True)
             watch([running.postgres.process, running.valkey.process, *processes])
 
 
@@ -81,6 +88,12 @@ def environment(running: Servers, *, mail_port: int) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "shop.settings",
         "DJANGO_DEBUG": "1",
     }
+
+
+def exports(running: Servers) -> str:
+    """Lines for a shell whose commands shall use the demo's servers."""
+    given = running.environment.items()
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in given)
 
 
 def prepare_database(env: Mapping[str, str]) -> None:

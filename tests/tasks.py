@@ -9,7 +9,7 @@ from typing import Any
 from celery import shared_task
 from celery.exceptions import Ignore, Reject
 from django.contrib.auth.models import Group
-from django.db import connection
+from django.db import connection, transaction
 
 from outbox.tasks import OutboxTask
 
@@ -185,3 +185,10 @@ def limited(until: str) -> None:
     """Killed by its hard time limit."""
     while not Path(until).exists():
         time.sleep(0.02)
+
+
+@shared_task(base=OutboxTask)
+def leaving_open(name: str) -> None:
+    """Begin a transaction and forget about it."""
+    transaction.atomic().__enter__()
+    Group.objects.create(name=name)

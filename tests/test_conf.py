@@ -39,6 +39,13 @@ def test_a_part_of_the_retention_leaves_the_rest_as_it_is(outbox_settings: Any) 
     assert settings().RETENTION == {"succeeded": 7 * DAY, "failed": 1, "cancelled": 30 * DAY}
 
 
+def test_the_largest_numbers_and_several_addresses_are_taken(outbox_settings: Any) -> None:
+    owners = {"shop": ("a@b.example", "Ada <ada@b.example>")}
+    outbox_settings(LEASE=10**9, RETENTION={"failed": 1e9}, OWNERS=owners)
+    found = settings()
+    assert (found.LEASE, found.RETENTION["failed"], found.OWNERS) == (10**9, 1e9, owners)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -47,13 +54,21 @@ def test_a_part_of_the_retention_leaves_the_rest_as_it_is(outbox_settings: Any) 
         ({"LEASE": "30"}, "a number greater than 0"),
         ({"LEASE": 0}, "a number greater than 0"),
         ({"LEASE": True}, "a number greater than 0"),
+        ({"LEASE": float("inf")}, "at most 1,000,000,000"),
+        ({"LEASE": float("nan")}, "greater than 0 and at most 1,000,000,000"),
+        ({"LEASE": 10**20}, "at most 1,000,000,000"),
+        ({"MAX_CRASHES": 10**9 + 1}, "a whole number greater than 0 and at most 1,000,000,000"),
         ({"BATCH_SIZE": 1.5}, "a whole number greater than 0"),
         ({"PAUSED": 1}, "True or False"),
         ({"OWNERS": ["a"]}, "a dict"),
         ({"REDACT": "password"}, "a list of names"),
         ({"RETENTION": {"done": 1}}, "'done'"),
         ({"RETENTION": {"failed": "week"}}, "seconds"),
+        ({"RETENTION": {"failed": float("inf")}}, "seconds, greater than 0 and at most"),
         ({"OWNERS": {"shop": "a@b.example"}}, "a list of addresses"),
+        ({"OWNERS": {"shop": [5]}}, "each a text with an '@'"),
+        ({"OWNERS": {"shop": ["a@b.example", ""]}}, "each a text with an '@'"),
+        ({"OWNERS": {"shop": ["nobody"]}}, "each a text with an '@'"),
         ({"DEFAULT_OWNER": "nobody"}, "OWNERS"),
         ({"CODEC": "fernet"}, "no effect yet"),
         ({"DATABASES": []}, "at least one"),

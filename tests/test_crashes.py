@@ -250,6 +250,56 @@ def _deliver(entry: OutboxEntry) -> None:
         APP.amqp.send_task_message(producer, entry.task, message)
 
 
+def test_an_ending_waits_for_a_database_that_only_reads(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    """As after a failover to a standby that has not been promoted yet."""
+    notes, until = tmp_path / "notes", tmp_path / "until"
+    worker = start_worker()
+    result = tasks.slow.delay(str(notes), str(until))
+    wait_until(notes.exists)
+    _set_read_only(on=True)
+    try:
+        until.touch()
+        worker.wait_for(
+            lambda: "outbox.database.away" in worker.tail(500), timeout=30, what="the outage noted"
+        )
+    finally:
+        _set_read_only(on=False)
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes) == (1, 0)
+    assert notes.read_text().count("start") == 1
+
+
+def _set_read_only(*, on: bool) -> None:
+    """For the sessions of the test's database; those that are open are cut."""
+    with connection.cursor() as cursor:
+        name = connection.settings_dict["NAME"]
+        cursor.execute("SET default_transaction_read_only = off")
+        cursor.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {on}")
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_killed_with_jobs_prefetched_none_waits_for_the_visibility_timeout(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    notes, until = tmp_path / "notes", tmp_path / "until"
+    first = start_worker()
+    results = [tasks.slow.delay(str(notes), str(until)) for _ in range(6)]
+    wait_until(lambda: notes.exists() and notes.read_text().count("start") == 2)
+    first.kill()
+    until.touch()
+    start_worker(name="second")
+    ids = [result.id for result in results]
+    ended = OutboxEntry.objects.filter(pk__in=ids, status=State.SUCCEEDED)
+    wait_until(lambda: ended.count() == 6, timeout=60)
+    assert sum(entry.crashes for entry in ended) == 2
+    assert sum(entry.strands for entry in ended) == 4
+
+
 def test_a_run_that_lost_its_lease_writes_nothing(start_worker: Start, tmp_path: Path) -> None:
     """The late worker is stopped past its lease, another takes over, and it wakes up."""
     notes, until = tmp_path / "notes", tmp_path / "until"

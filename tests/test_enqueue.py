@@ -165,6 +165,35 @@ def test_an_unknown_option_is_refused() -> None:
         tasks.add.apply_async((1, 2), subjekt="order:1")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"time_limit": "x"}, "time_limit takes seconds"),
+        ({"soft_time_limit": -1}, "soft_time_limit takes seconds"),
+        ({"countdown": "abc"}, "countdown takes a number"),
+        ({"countdown": float("nan")}, "countdown takes a number"),
+        ({"countdown": 1e20}, "countdown takes a number"),
+        ({"eta": "tomorrow"}, "eta takes a datetime"),
+        ({"expires": "x"}, "expires takes a datetime"),
+        ({"expires": float("inf")}, "expires takes a number"),
+        ({"priority": 99999}, "priority takes a whole number"),
+        ({"priority": "hi"}, "priority takes a whole number"),
+        ({"queue": "a\x00"}, "queue must be text"),
+        ({"queue": "q" * 5000}, "queue must be text"),
+        ({"subject": 5}, "subject must be text"),
+        ({"headers": {"id": "other", "task": "os.system"}}, "headers id, task"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name_and_leaves_the_transaction_whole(
+    options: dict[str, Any], words: str
+) -> None:
+    with transaction.atomic():
+        with pytest.raises(PayloadError, match=words):
+            tasks.add.apply_async((1, 2), **options)
+        tasks.add.delay(1, 2)
+    assert OutboxEntry.objects.count() == 1
+
+
 def test_an_unknown_queue_is_refused_where_celery_may_not_create_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -223,6 +223,16 @@ def test_a_result_that_is_not_json_does_not_keep_the_entry_from_its_end() -> Non
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_body_that_leaves_a_transaction_open_fails_alone() -> None:
+    entry = ended(tasks.leaving_open.delay("lost"))
+    assert entry.status == State.FAILED
+    assert "left a transaction open on ['default']" in entry.error
+    assert not Group.objects.exists()
+    results = [ended(tasks.add.delay(n, n)).result for n in range(4)]  # both children
+    assert results == [0, 2, 4, 6]
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_plain_sql_entry_runs() -> None:
     entry = make_entry(State.PENDING)
     maintenance.dispatch(APP, using="default")

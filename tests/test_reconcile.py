@@ -1,6 +1,7 @@
 """reconcile: what is published in the database against what the broker really holds."""
 
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ import redis
 
 from outbox.brokers import redis as broker
 from outbox.lifecycle import lease, publish, reconcile
-from outbox.models import OutboxEntry
+from outbox.models import OutboxEntry, OutboxWorker
 from outbox.states import State
 from tests import tasks
 from tests.factories import AHEAD, PAST, at, make_entries, make_entry, reread
@@ -71,12 +72,38 @@ def test_every_priority_list_of_the_queue_is_read(priority: int) -> None:
     assert look().missing == 0
 
 
-def test_a_message_that_a_worker_holds_is_not_missing(valkey: redis.Redis) -> None:
-    published()
+def taken(valkey: redis.Redis) -> None:
+    """Move the message from its list to `unacked`, as a worker does that takes it."""
     raw = valkey.rpop("celery")
     assert isinstance(raw, bytes)
     valkey.hset("unacked", "tag", json.dumps([json.loads(raw), "", "celery"]))
+
+
+def living_worker(**columns: Any) -> OutboxWorker:
+    return OutboxWorker.objects.create(hostname="w", heartbeat_at=at(), **columns)
+
+
+def test_a_message_that_a_living_worker_holds_is_not_missing(valkey: redis.Redis) -> None:
+    entry = published()
+    taken(valkey)
+    living_worker(holds=[str(entry.pk)])
     assert look().missing == 0
+
+
+@pytest.mark.parametrize("columns", [{"heartbeat_at": at(PAST)}, {"stopped_at": at()}])
+def test_a_message_that_only_a_dead_worker_holds_is_published_again_after_a_lease(
+    valkey: redis.Redis, columns: dict[str, Any]
+) -> None:
+    entry = published()
+    taken(valkey)
+    OutboxWorker.objects.create(hostname="w", holds=[str(entry.pk)], **columns)
+    assert look().missing == 1
+    just_under_a_lease = at(timedelta(seconds=-1.5))  # the tests' lease is 2 s
+    OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=just_under_a_lease)
+    assert look().stranded == 0
+    OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=at(PAST))
+    assert look().stranded == 1
+    assert "gone" in entry.events.get().reason
 
 
 def test_a_message_that_comes_back_is_no_longer_missing(valkey: redis.Redis) -> None:
@@ -191,6 +218,6 @@ def test_the_names_of_the_lists_follow_the_transport_options(valkey: redis.Redis
         valkey.lpush("mine:celery:5", json.dumps({"properties": {"correlation_id": str(here)}}))
         held = json.dumps([{"properties": {"correlation_id": str(there)}}, "", "celery"])
         valkey.hset("mine:held", "tag", held)
-        assert broker.held(app, queues=["celery"]) == {here.bytes, there.bytes}
+        assert broker.held(app, queues=["celery"]) == ({here.bytes}, {there.bytes})
     finally:
         app.conf.broker_transport_options = kept

@@ -25,6 +25,7 @@ from tests.factories import ago, make_entries, make_entry
 from tests.worker import app
 
 if TYPE_CHECKING:
+    from django.test import Client
     from pytest_django import DjangoAssertNumQueries, Settings
 
 pytestmark = pytest.mark.django_db
@@ -124,6 +125,16 @@ def test_a_tick_says_when_it_ran_and_what_it_found(valkey: Any) -> None:
     never: dict[str, Any] = {"last_at": None, "duration_seconds": None, "findings": {}}
     assert reconcile == {"name": "reconcile", **never}
     assert prune == {"name": "prune", **never}
+
+
+def test_a_finding_that_is_an_empty_text_is_left_out(admin_client: Client) -> None:
+    OutboxTick.objects.create(
+        name="dispatch", last_at=ago(seconds=0), findings={"broker": "", "crashed": 0}
+    )
+    page = admin_client.get("/admin/celery_outbox/outboxtick/").content.decode()
+    for words in (shown()[0], page):
+        assert "crashed 0" in words
+        assert "broker ," not in words
 
 
 def test_workers_with_a_heartbeat_are_counted() -> None:

@@ -20,7 +20,8 @@ class TickAdmin(ReadOnlyAdmin):
 
     @admin.display(description="found")
     def found(self, tick: OutboxTick) -> str:
-        return ", ".join(f"{name} {value}" for name, value in tick.findings.items())
+        findings = tick.findings.items()
+        return ", ".join(f"{name} {value}" for name, value in findings if value != "")
 
 
 @admin.register(OutboxWorker)

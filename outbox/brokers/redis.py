@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -25,8 +24,15 @@ CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
 _ID = re.compile(rb'"correlation_id":\s*"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})"')
 
 
-def held(app: Celery, *, queues: Iterable[str]) -> set[bytes]:
-    """The IDs, 16 bytes each, that lie in a priority list of `queues` or in `unacked`.
+class Held(NamedTuple):
+    """The IDs, 16 bytes each, that the broker holds."""
+
+    queued: set[bytes]  # in a priority list of a queue: a worker will take it
+    unacked: set[bytes]  # a worker took it, and has not acknowledged it; which one, nobody says
+
+
+def held(app: Celery, *, queues: Iterable[str]) -> Held:
+    """What lies in the priority lists of `queues` and in `unacked`.
 
     A message that moves from a list to `unacked` between the reads would be missed if `unacked`
     were read first: the lists come first. One that is restored moves the other way, and is why
@@ -35,16 +41,15 @@ def held(app: Celery, *, queues: Iterable[str]) -> set[bytes]:
     Raises:
         BrokerUnavailable: it did not answer, so nothing is known.
     """
-    seen: set[bytes] = set()
     try:
         with bounded(app) as connection, connection.default_channel as channel:
             # Not the channel's client: that prefixes the keys of kombu's own commands only.
             client = Redis(connection_pool=channel.pool)
-            for chunk in chain(_lists(channel, client, queues), _unacked(channel, client)):
-                seen.update(_ids(chunk))
+            queued = {found for chunk in _lists(channel, client, queues) for found in _ids(chunk)}
+            unacked = {found for chunk in _unacked(channel, client) for found in _ids(chunk)}
+            return Held(queued, unacked)
     except (RedisError, OSError, OperationalError) as error:
         raise BrokerUnavailable(f"The broker does not answer: {sentence(error)}.") from error
-    return seen
 
 
 def _lists(channel: Any, client: Any, queues: Iterable[str]) -> Iterator[list[bytes]]:

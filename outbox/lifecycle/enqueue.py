@@ -15,7 +15,6 @@ from celery.exceptions import QueueNotFound
 from celery.result import AsyncResult
 from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.entity import Queue
 
 from outbox import payload, transitions
 from outbox.clock import as_uuid, new_id
@@ -39,6 +38,8 @@ _WITHOUT_MEANING = (
     "mandatory", "immediate", "delivery_info", "origin", "exchange", "routing_key", "queue",
     "exchange_type", "priority", "expiration", "timeout", "confirm_timeout",
 )  # fmt: skip
+LONGEST = 10.0**9  # seconds: what fits an interval and still means something
+HIGHEST_PRIORITY = 255  # RabbitMQ's; with Redis 0 to 9, and 0 runs first
 _POSITIONAL = ("countdown", "eta", "task_id", "producer", "connection", "router", "result_cls")
 
 
@@ -144,14 +145,23 @@ def _options(
         for given, kept in _EMBEDDED.items()
     }
     found |= {name: options.get(name) for name in _HEADERS}
-    found["headers"] = dict(options.get("headers") or {})
-    found["timelimit"] = _time_limits(options)
+    found["headers"] = _headers(task, options)
+    found["timelimit"] = _time_limits(task, options)
     found["stamped_headers"] = list(stamps)
     found["stamps"] = stamps
     found["unique_key"] = unique_key
     found |= task.row_options()
     _refuse_unknown(task.name, options, stamps)
     return {name: value for name, value in found.items() if value or value == 0}
+
+
+def _headers(task: OutboxTask, options: Mapping[str, Any]) -> dict[str, Any]:
+    headers = dict(options.get("headers") or {})
+    if taken := sorted(publish.PROTOCOL & set(headers)):
+        raise PayloadError(
+            f"{task.name}: the headers {', '.join(taken)} are the protocol's own.", task=task.name
+        )
+    return headers
 
 
 def _refuse_unknown(task: str, options: Mapping[str, Any], stamps: Mapping[str, Any]) -> None:
@@ -164,27 +174,51 @@ def _refuse_unknown(task: str, options: Mapping[str, Any], stamps: Mapping[str, 
         raise MisuseError(f"{task}: apply_async() does not take {', '.join(unknown)}.")
 
 
-def _time_limits(options: Mapping[str, Any]) -> list[Any] | None:
+def _time_limits(task: OutboxTask, options: Mapping[str, Any]) -> list[Any] | None:
     limits = [options.get("time_limit"), options.get("soft_time_limit")]
+    for name, limit in zip(("time_limit", "soft_time_limit"), limits, strict=True):
+        if limit is not None and not (_is_number(limit) and limit > 0):
+            raise _bad(task, name, limit, "seconds greater than 0")
     return limits if any(limits) else None
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= LONGEST  # not for NaN either
+    )
+
+
+def _bad(task: OutboxTask, name: str, value: Any, expected: str) -> PayloadError:
+    return PayloadError(f"{task.name}: {name} takes {expected}, not {value!r:.80}.", task=task.name)
 
 
 def _times(app: Celery, task: OutboxTask, options: Mapping[str, Any]) -> dict[str, Any]:
     """ETA and expiry become columns: in a message Redis or a worker's clock would act on them."""
     countdown, eta, expires = (options.get(name) for name in ("countdown", "eta", "expires"))
+    if countdown is not None and not _is_number(countdown):
+        raise _bad(task, "countdown", countdown, "a number of seconds")
+    if isinstance(expires, int | float) and not _is_number(expires):
+        raise _bad(task, "expires", expires, "a number of seconds or a time")
     return {
         "countdown": None if eta else timedelta(seconds=countdown or 0),
-        "eta": _aware(app, eta) if eta else None,
+        "eta": _moment(task, "eta", eta) if eta else None,
         "expires_in": timedelta(seconds=expires) if isinstance(expires, int | float) else None,
-        "expires_at": _aware(app, expires) if isinstance(expires, datetime | str) else None,
+        "expires_at": None
+        if expires is None or isinstance(expires, int | float)
+        else _moment(task, "expires", expires),
         "retry_deadline": task.retry_deadline and timedelta(seconds=task.retry_deadline),
         # A moment for the on-commit publish, which is nearly always first.
         "publish_after": timedelta(seconds=settings().DISPATCH_EVERY),
     }
 
 
-def _aware(app: Celery, moment: datetime | str) -> datetime:
-    found: datetime = maybe_make_aware(maybe_iso8601(moment), app.timezone)
+def _moment(task: OutboxTask, name: str, given: Any) -> datetime:
+    try:
+        found: datetime = maybe_make_aware(maybe_iso8601(given), task.app.timezone)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _bad(task, name, given, "a datetime or an ISO 8601 text") from error
     return found
 
 
@@ -205,8 +239,11 @@ def _route(
             queue=str(error.args[0]),
         ) from error
     queue = routed.get("queue") or app.amqp.default_queue
-    name = queue.name if isinstance(queue, Queue) else str(queue)
-    return name, int(routed.get("priority") or 0)
+    name = _text(getattr(queue, "name", queue), "queue", task=task.name)
+    priority = routed.get("priority") or 0
+    if not isinstance(priority, int) or not 0 <= priority <= HIGHEST_PRIORITY:
+        raise _bad(task, "priority", priority, f"a whole number from 0 to {HIGHEST_PRIORITY}")
+    return name, priority
 
 
 def _before_publish(

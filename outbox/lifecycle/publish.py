@@ -220,6 +220,32 @@ def embedded(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options.get(name) for name in _NOTHING}
 
 
+# The names of protocol 2, which a caller's headers must not replace (Celery's message protocol).
+PROTOCOL = frozenset(
+    [
+        "lang",
+        "task",
+        "id",
+        "shadow",
+        "eta",
+        "expires",
+        "group",
+        "group_index",
+        "retries",
+        "timelimit",
+        "root_id",
+        "parent_id",
+        "argsrepr",
+        "kwargsrepr",
+        "origin",
+        "ignore_result",
+        "replaced_task_nesting",
+        "stamped_headers",
+        "stamps",
+    ]
+)
+
+
 def protocol_headers(delivery: Delivery) -> dict[str, Any]:
     """Neither an ETA nor an expiry among them: Redis and the worker's clock would act on it."""
     options = delivery.options

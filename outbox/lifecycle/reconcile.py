@@ -16,7 +16,7 @@ from celery import Celery
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from outbox import transitions
+from outbox import transitions, workers
 from outbox.brokers import redis
 from outbox.brokers.connections import is_redis
 from outbox.conf import settings
@@ -61,9 +61,11 @@ def _strand(app: Celery, *, using: str) -> tuple[int, int]:
     if not queues:
         return 0, 0
     # The broker first: what is still published when the rows are read was there to be seen.
-    there = redis.held(app, queues=queues)
+    held = redis.held(app, queues=queues)
+    orphaned = held.unacked - held.queued - workers.held_by_the_living(using=using)
+    there = held.queued | held.unacked - orphaned
     missing = sum(_compare(chunk, there, using=using) for chunk in _chunks(rows))
-    return missing, _strand_confirmed(rows)
+    return missing, _strand_confirmed(rows, orphaned=[UUID(bytes=found) for found in orphaned])
 
 
 def _compare(chunk: Sequence[Looked], there: Container[bytes], *, using: str) -> int:
@@ -92,13 +94,21 @@ def _past_grace(*, using: str) -> EntryQuerySet:
     )
 
 
-def _strand_confirmed(rows: EntryQuerySet) -> int:
-    """A message can be between a list and `unacked` during one look, hardly during two.
+def _strand_confirmed(rows: EntryQuerySet, *, orphaned: Sequence[UUID]) -> int:
+    """Publish again what a second look missed too: what it saw again is no longer marked.
 
-    What this look saw again is no longer marked: a mark that is old was confirmed by it.
+    A message can be between a list and `unacked` during one look, hardly during two. One that a
+    worker took is waited for a whole lease, in which a living one would have said that it holds it.
     """
     apart = timedelta(seconds=settings().RECONCILE_EVERY / 2)
-    confirmed = rows.filter(missing_since__lt=Now() - apart)
-    with transitions.recovering(confirmed, limit=settings().REPAIRS_PER_PASS) as found:
-        note = Note("reconcile", "the broker holds no message for it")
-        return sum(transitions.strand(entry, note=note) for entry in found)
+    lease = max(apart, timedelta(seconds=settings().LEASE))
+    lost = rows.filter(missing_since__lt=Now() - apart).exclude(pk__in=orphaned)
+    stuck = rows.filter(missing_since__lt=Now() - lease, pk__in=orphaned)
+    return _strand_each(lost, "the broker holds no message for it") + _strand_each(
+        stuck, "only a worker that is gone holds its message"
+    )
+
+
+def _strand_each(rows: EntryQuerySet, reason: str) -> int:
+    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as found:
+        return sum(transitions.strand(entry, note=Note("reconcile", reason)) for entry in found)

@@ -10,7 +10,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from django.db import InterfaceError, OperationalError, transaction
 
 from outbox.failpoints import Failpoint, reach
-from outbox.lifecycle import finish
+from outbox.lifecycle import finish, leftovers
 from outbox.lifecycle.claim import Claim
 from outbox.transitions import Ending
 from outbox.worker.stopping import is_stopping
@@ -68,13 +68,17 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     Raises what Celery expects of the outcome: Retry, Ignore (nothing to store), or the error.
     """
     run.entered = True
+    before = leftovers.in_transaction()
     try:
         if task.atomic:
             return _perform_atomic(task, run, args, kwargs)
         result = task.run(*args, **kwargs)
+        if left := leftovers.close(but=before):
+            raise leftovers.OpenTransaction(f"the body left a transaction open on {left}")
         reach(Failpoint.RETURNED)
         return _succeeded(task, run, result)
     except BaseException as error:
+        leftovers.close(but=before)
         if run.ended:
             raise
         return _raised(task, run, error)

@@ -16,17 +16,17 @@ from typing import Any
 from uuid import UUID
 
 from celery import bootsteps
-from celery.signals import worker_init
-from celery.worker import state
+from celery.signals import beat_init, worker_init
 from django.db import DatabaseError, InterfaceError, connections
 
 from outbox import maintenance, outage, ticks, transitions, workers
 from outbox.conf import settings
+from outbox.errors import ConfigurationError
 from outbox.lifecycle import lease
 from outbox.worker import identity
 from outbox.worker.children import is_gone
 from outbox.worker.request import note_pool
-from outbox.worker.runs import CalledOff, runs
+from outbox.worker.runs import CalledOff, received, runs
 from outbox.worker.stopping import is_stopping
 
 logger = logging.getLogger("outbox")
@@ -107,7 +107,7 @@ class Clerk(threading.Thread):
         for using, ids in held.items():
             transitions.renew(ids, owner=identity.BOOT, lease=settings().LEASE, using=using)
         for using in settings().DATABASES:
-            workers.beat(self.worker, holds=_prefetched(), using=using)
+            workers.beat(self.worker, holds=received.ids(), using=using)
 
     def _see_to_the_dead(self) -> None:
         """A child that is gone ends its run at once: as a crash, a timeout, or a release."""
@@ -148,17 +148,6 @@ class Clerk(threading.Thread):
             workers.sign_off(using=using)
 
 
-def _prefetched() -> list[str]:
-    """What is reserved and not begun. Celery's weak sets may change while they are read."""
-    while True:
-        try:
-            return sorted(
-                str(request.id) for request in state.reserved_requests - state.active_requests
-            )
-        except RuntimeError:
-            continue
-
-
 class ClerkStep(bootsteps.StartStopStep):
     """The bootstep. In front of all others: it starts before the pool and stops after it."""
 
@@ -179,9 +168,19 @@ class ClerkStep(bootsteps.StartStopStep):
 
 
 def employ() -> None:
-    """Give every worker that starts in this process a clerk."""
+    """Give every worker that starts in this process a clerk, and beat a look at the settings."""
     worker_init.connect(_add_step, weak=False)
+    beat_init.connect(_refuse_bad_settings, weak=False)
 
 
 def _add_step(sender: Any, **_: Any) -> None:
+    _refuse_bad_settings()
     sender.app.steps["worker"].add(ClerkStep)
+
+
+def _refuse_bad_settings(**_: Any) -> None:
+    """A worker or beat that cannot work must not start. Celery swallows anything but an exit."""
+    try:
+        settings()
+    except ConfigurationError as error:
+        raise SystemExit(f"celery-outbox: {error}") from error

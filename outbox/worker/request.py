@@ -18,7 +18,7 @@ from celery.worker.state import task_ready
 from outbox.clock import as_uuid, backoff
 from outbox.conf import default_database
 from outbox.lifecycle.publish import DATABASE_HEADER
-from outbox.worker.runs import CalledOff, Run, TimedOut, runs
+from outbox.worker.runs import CalledOff, Run, TimedOut, received, runs
 
 logger = get_logger(__name__)
 
@@ -29,6 +29,10 @@ class OutboxRequest(Request):
     """The request of a durable task."""
 
     run: Run | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        received.add(self)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         entry_id = as_uuid(self.id)
@@ -74,6 +78,7 @@ class OutboxRequest(Request):
         super().acknowledge()  # the register keeps the run until the clerk has seen to it
 
     def _end(self) -> None:
+        received.discard(self)
         # A run whose child is about to die stays registered: the clerk ends it, by the row.
         if self.run is None:
             return

@@ -6,8 +6,10 @@ Celery's own sets leak and empty early, so the requests tell this register when 
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 
@@ -68,5 +70,30 @@ class Runs:
             return list(self._runs)
 
 
+class Received:
+    """The deliveries that this worker has and has not settled: also those that wait for a rate.
+
+    Celery's `reserved_requests` leaves the rate-limited out. Held weakly, since a lost connection
+    drops requests without a word.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, request: Any) -> None:
+        with self._lock:
+            self._requests.add(request)
+
+    def discard(self, request: Any) -> None:
+        with self._lock:
+            self._requests.discard(request)
+
+    def ids(self) -> list[str]:
+        with self._lock:
+            return sorted({str(request.id) for request in self._requests})
+
+
 _MISSING = CalledOff()
 runs = Runs()
+received = Received()

@@ -14,13 +14,13 @@ from billiard.einfo import ExceptionInfo
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject
 from celery.states import IGNORED, REJECTED
-from django.db import InterfaceError, OperationalError
 
 from outbox.clock import as_uuid
 from outbox.conf import default_database, settings
 from outbox.lifecycle import run
 from outbox.lifecycle.claim import Claim, Discard, take
 from outbox.lifecycle.publish import DATABASE_HEADER
+from outbox.outage import is_outage
 from outbox.worker.stopping import is_stopping
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def wrap(task: OutboxTask, tracer: Tracer) -> Tracer:
             return tracer(uuid, args, kwargs, request)
         try:
             found = _take(task, uuid, args, kwargs, request or {})
-        except (OperationalError, InterfaceError) as error:
-            return _returned(Reject(error, requeue=True), REJECTED)
+        except Exception as error:
+            return _unclaimed(task, uuid, error)
         if isinstance(found, Discard):
             return _returned(Ignore(found.value), IGNORED)
         return _trace(task, tracer, found, request or {})
@@ -69,6 +69,14 @@ def _trace(task: OutboxTask, tracer: Tracer, claim: Claim, request: dict[str, An
         # A before_start that raised never reaches __call__.
         run.end_unrecorded(task, current, traced.retval)
     return traced
+
+
+def _unclaimed(task: OutboxTask, uuid: str, error: Exception) -> Any:
+    """The claim could not be made. The row is as it was: reconcile will find its message gone."""
+    if is_outage(error):  # and the worker stops: another one shall have it now
+        return _returned(Reject(error, requeue=True), REJECTED)
+    logger.error("outbox.claim.failed entry_id=%s task=%s", uuid, task.name, exc_info=error)
+    return _returned(Ignore(str(error)), IGNORED)
 
 
 def _returned(error: Exception, state: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -91,11 +91,15 @@ def _ticks(seen: Status) -> Iterator[str]:
             tick.name,
             _ago(seen.at, tick.last_at),
             "-" if tick.duration_seconds is None else f"{tick.duration_seconds:.3f} s",
-            ", ".join(f"{name} {value}" for name, value in tick.findings.items()) or "-",
+            _found(tick.findings) or "-",
         ]
         for tick in seen.ticks
     ]
     yield from _table(["tick", "last run", "took", "found"], rows)
+
+
+def _found(findings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in findings.items() if value != "")
 
 
 def _ago(at: datetime, moment: datetime | None) -> str:
