@@ -59,7 +59,7 @@ def _ask_given() -> None:
         try:
             ask(os.environ[name])
         except (psycopg.Error, redis.RedisError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise pytest.UsageError(
                 f"The server that {name} names cannot be reached: {reason}. Start it, or unset "
                 f"both of {' and '.join(VARIABLES)}: then the tests start servers of their own."

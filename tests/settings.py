@@ -24,4 +24,5 @@ OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]
     "BREAKER": 0.1,
     "OWNERS": {"tests": ["owner@tests.example"]},
     "DEFAULT_OWNER": "",
+    **({"LEESE": 3} if "TESTS_TYPO" in os.environ else {}),  # for a test of what is refused
 }

@@ -1,5 +1,7 @@
 """The OUTBOX setting, the system checks, and what is refused when a task is registered."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from django.core.checks import run_checks
 from django.db import connections
 
 from outbox.conf import DAY, settings
+from outbox.drill.processes import Process
 from outbox.errors import ConfigurationError
 from outbox.tasks import OutboxTask, beat_schedule
 
@@ -163,6 +166,21 @@ def test_celerys_own_tasks_stay_plain_under_a_whole_app_task_class() -> None:
     assert not app.tasks["celery.backend_cleanup"].is_durable
     assert not app.tasks["celery.chord_unlock"].is_durable
     assert not app.tasks["outbox.dispatch"].is_durable
+
+
+@pytest.mark.parametrize("program", ["worker", "beat"])
+def test_a_worker_and_beat_refuse_to_start_on_settings_that_cannot_work(
+    surroundings: dict[str, str], tmp_path: Path, program: str
+) -> None:
+    argv = [sys.executable, "-m", "celery", "-A", "tests.worker", program]
+    if program == "beat":
+        argv += ["--schedule", str(tmp_path / "schedule"), "--pidfile="]
+    env = {**surroundings, "TESTS_TYPO": "1"}
+    with Process(program, argv=argv, log=tmp_path / "log", env=env) as process:
+        assert process.wait(30) == 1
+        assert (
+            "celery-outbox: OUTBOX has no setting 'LEESE'. Did you mean 'LEASE'?" in process.tail()
+        )
 
 
 def test_every_tick_expires_before_it_can_pile_up() -> None:

@@ -256,6 +256,14 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not list(here.iterdir())
 
 
+def test_settings_that_cannot_work_are_refused_before_anything_starts(
+    here: Path, settings: Any
+) -> None:
+    settings.OUTBOX = {"LEESE": 3}
+    assert "Did you mean 'LEASE'" in refused()
+    assert not list(here.iterdir())
+
+
 def test_missing_wheel_is_named_with_its_remedy(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

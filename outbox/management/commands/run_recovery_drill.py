@@ -14,7 +14,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from outbox.conf import settings
 from outbox.embedded.errors import INSTALL
+from outbox.errors import ConfigurationError
 
 SUBJECT = "receipts.drill.ReceiptSubject"
 COULD_NOT_RUN = 2
@@ -107,6 +109,10 @@ def _chosen(names: Sequence[str] | None) -> Sequence[Any]:
 
 
 def _check(output: Path | None, *, timeout: float) -> None:
+    try:
+        settings()
+    except ConfigurationError as error:
+        raise _refused(str(error)) from error
     if not timeout > 0:
         raise _refused("--timeout takes a number of seconds greater than 0.")
     if output is None:
