@@ -14,7 +14,7 @@ from outbox.lifecycle import prune as pruning
 from outbox.lifecycle import reconcile as reconciling
 from outbox.ticks import Found
 
-_LEASE = 60.0  # seconds: a tick whose process died keeps the others out no longer
+_PRUNE_LEASE = 60.0  # seconds: one whose process died keeps the others out no longer
 
 
 def dispatch(app: Celery, *, batches: int | None = None, using: str) -> Found:
@@ -42,7 +42,9 @@ def reconcile(app: Celery, *, using: str) -> Found | None:
     def work() -> Found:
         return asdict(reconciling.reconcile(app, using=using))
 
-    return ticks.run_alone(ticks.RECONCILE, work, lease=_LEASE, using=using)
+    # Two rounds: one that outlives them meets another, and each repair is guarded anyway.
+    seconds = 2 * settings().RECONCILE_EVERY
+    return ticks.run_alone(ticks.RECONCILE, work, lease=seconds, using=using)
 
 
 def prune(*, using: str) -> Found | None:
@@ -51,4 +53,4 @@ def prune(*, using: str) -> Found | None:
     def work() -> Found:
         return {"pruned": pruning.prune(using=using)}
 
-    return ticks.run_alone(ticks.PRUNE, work, lease=_LEASE, using=using)
+    return ticks.run_alone(ticks.PRUNE, work, lease=_PRUNE_LEASE, using=using)
