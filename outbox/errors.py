@@ -35,7 +35,3 @@ class UnknownQueueError(OutboxError, LookupError):
 
 class BrokerUnavailable(OutboxError):
     """The broker did not take the messages. The rows stay pending; nothing is lost."""
-
-
-class CallbackError(OutboxError):
-    """A link, an errback or the next step of a chain could not be written with the ending."""

@@ -12,6 +12,9 @@ DATABASES["other"]["NAME"] += "_other"
 # As behind PgBouncer in transaction mode, for the workers of one test.
 DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = "TESTS_POOLED" in os.environ
 
+if "gone" in os.environ.get("TESTS_DATABASES", ""):  # for the workers of one test
+    DATABASES["gone"] = {**DATABASES["default"], "NAME": "nowhere"}
+
 INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 
 OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]

@@ -4,9 +4,12 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from celery.result import AsyncResult
+from django.db import connection
 from django_celery_results.models import TaskResult
 
 import outbox
@@ -30,13 +33,18 @@ def renewals(entry_id: str) -> int:
     return OutboxEntry.objects.get(pk=entry_id).version - 2
 
 
+def long_job(folder: Path) -> tuple[AsyncResult, Path, Path]:
+    """A job that notes its start in one file and goes on until the other is there."""
+    notes, until = folder / "notes", folder / "until"
+    return tasks.slow.delay(str(notes), str(until)), notes, until
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_job_that_is_longer_than_its_lease_keeps_it(
     start_worker: Start, tmp_path: Path, pool: str
 ) -> None:
     start_worker(f"--pool={pool}")
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, notes, until = long_job(tmp_path)
     wait_until(lambda: renewals(result.id) >= 5, timeout=30)  # a lease is three renewals long
     until.touch()
     entry = wait_until(lambda: entry_of(result) if entry_of(result).is_final else None)
@@ -49,8 +57,7 @@ def test_a_second_worker_takes_nothing_from_a_live_owner(
     start_worker: Start, tmp_path: Path
 ) -> None:
     start_worker()
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, notes, until = long_job(tmp_path)
     wait_until(notes.exists)
     start_worker(name="second")
     wait_until(lambda: renewals(result.id) >= 5, timeout=30)
@@ -63,8 +70,7 @@ def test_a_killed_child_is_a_crash_at_once_and_the_job_runs_again(
     start_worker: Start, tmp_path: Path
 ) -> None:
     start_worker()
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, notes, until = long_job(tmp_path)
     wait_until(notes.exists)
     before = entry_of(result)
     assert before.lease_pid is not None
@@ -108,8 +114,7 @@ def test_a_copy_that_dies_beside_the_original_does_not_crash_it(
     start_worker: Start, tmp_path: Path
 ) -> None:
     worker = start_worker()
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, notes, until = long_job(tmp_path)
     wait_until(notes.exists)
     owner = entry_of(result).lease_pid
     for child in psutil.Process(worker.pid).children():
@@ -138,6 +143,21 @@ def test_a_worker_alone_publishes_a_backlog_of_several_batches(start_worker: Sta
     wait_until(lambda: not left.exists(), timeout=60)
 
 
+def test_a_database_that_is_away_keeps_no_other_from_its_ticks_and_leases(
+    start_worker: Start, settings: Any, tmp_path: Path
+) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASES": ["gone", "default"]}
+    waiting = make_entry(State.PENDING)
+    start_worker(TESTS_DATABASES="gone,default")
+    wait_until(lambda: reread(waiting).is_final, timeout=30)
+    notes, until = tmp_path / "notes", tmp_path / "until"
+    result = tasks.slow.apply_async((str(notes), str(until)), using="default")
+    wait_until(lambda: renewals(result.id) >= 4, timeout=30)
+    until.touch()
+    wait_until(lambda: entry_of(result).is_final)
+    assert (entry_of(result).attempts, entry_of(result).crashes) == (1, 0)
+
+
 def test_a_worker_says_that_it_is_alive_and_when_it_has_stopped(start_worker: Start) -> None:
     worker = start_worker()
     row = wait_until(lambda: OutboxWorker.objects.first())
@@ -151,11 +171,8 @@ def test_a_worker_says_that_it_is_alive_and_when_it_has_stopped(start_worker: St
 def test_the_clerk_outlives_a_database_that_restarts(
     start_worker: Start, servers: Servers, tmp_path: Path
 ) -> None:
-    from django.db import connection
-
     start_worker()
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, _notes, until = long_job(tmp_path)
     wait_until(lambda: renewals(result.id) >= 1)
     connection.close()
     servers.postgres.stop()
@@ -171,8 +188,7 @@ def test_a_cold_shutdown_releases_what_its_children_held_and_burns_nothing(
     start_worker: Start, tmp_path: Path
 ) -> None:
     worker = start_worker()
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, notes, _until = long_job(tmp_path)
     wait_until(notes.exists)
     worker.signal(signal.SIGQUIT)
     worker.wait(30)
@@ -185,8 +201,7 @@ def test_a_cancelled_run_whose_child_dies_is_settled_and_stays_cancelled(
     start_worker: Start, tmp_path: Path
 ) -> None:
     start_worker()
-    notes, until = tmp_path / "notes", tmp_path / "until"
-    result = tasks.slow.delay(str(notes), str(until))
+    result, notes, _until = long_job(tmp_path)
     wait_until(notes.exists)
     outbox.cancel(result.id, actor="user:ann")
     pid = entry_of(result).lease_pid

@@ -10,10 +10,9 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-from uuid import UUID
 
 from celery import bootsteps
 from celery.signals import beat_init, worker_init
@@ -32,6 +31,7 @@ from outbox.worker.stopping import is_stopping
 logger = logging.getLogger("outbox")
 
 LOOK_EVERY = 0.1  # seconds: how soon a dead child is seen
+AGAIN = 0.5  # seconds: after a piece of work that failed
 LATE = 3  # ticks that everybody else may miss before the clerk does them
 
 
@@ -65,49 +65,49 @@ class Clerk(threading.Thread):
         self.worker, self.app = worker, worker.app
         self.stopped = threading.Event()
         self.due: dict[str, float] = {}
-        self.behind = False  # the last batch was full: there is more to publish
+        self.behind: set[str] = set()  # where the last batch was full: there is more to publish
 
     def run(self) -> None:
-        self._try(self._sweep)
+        # Each database for itself: one that is away must not cost another its leases.
+        for using in settings().DATABASES:
+            self._try("sweep", partial(lease.sweep, using=using))
         while not self.stopped.wait(LOOK_EVERY):
-            self._try(self._see_to_the_dead)
-            self._every("renew", settings().LEASE / 3, self._renew)
-            pause = LOOK_EVERY if self.behind else settings().DISPATCH_EVERY
-            self._every("ticks", pause, self._do_late_ticks)
-        self._try(self._see_to_the_dead)
-        self._try(self._sign_off)
+            self._try("see to the dead", self._see_to_the_dead)
+            for using in settings().DATABASES:
+                self._renew_and_tick(using)
+        self._try("see to the dead", self._see_to_the_dead)
+        for using in settings().DATABASES:
+            self._try("sign off", partial(workers.sign_off, using=using))
         connections.close_all()
 
-    def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+    def _renew_and_tick(self, using: str) -> None:
+        pause = LOOK_EVERY if using in self.behind else settings().DISPATCH_EVERY
+        self._every(f"renew {using}", settings().LEASE / 3, partial(self._renew, using))
+        self._every(f"ticks {using}", pause, partial(self._do_late_ticks, using))
+
+    def _every(self, name: str, seconds: float, work: Callable[[], Any]) -> None:
         now = time.monotonic()
         if now >= self.due.get(name, 0):
-            # After a failure at the next look, not a third of a lease later.
-            self.due[name] = now + (seconds if self._try(work) else LOOK_EVERY)
+            # After a failure soon again, not a third of a lease later.
+            self.due[name] = now + (seconds if self._try(name, work) else AGAIN)
 
-    def _try(self, work: Callable[[], None]) -> bool:
+    def _try(self, name: str, work: Callable[[], Any]) -> bool:
         try:
             with _at_work:
                 work()
         except Exception as error:  # a thread that dies in silence would lose every lease
             if isinstance(error, DatabaseError | InterfaceError):
                 outage.note_trouble()
-            logger.warning("outbox.clerk.failed %s: %s", work.__name__.strip("_"), error)
+            logger.warning("outbox.clerk.failed %s: %s", name, error)
             connections.close_all()
             return False
         return True
 
-    def _sweep(self) -> None:
-        for using in settings().DATABASES:
-            lease.sweep(using=using)
-
-    def _renew(self) -> None:
-        held: dict[str, set[UUID]] = defaultdict(set)
-        for run in runs.alive():
-            held[run.using].add(run.entry_id)
-        for using, ids in held.items():
+    def _renew(self, using: str) -> None:
+        ids = {run.entry_id for run in runs.alive() if run.using == using}
+        if ids:
             transitions.renew(ids, owner=identity.BOOT, lease=settings().LEASE, using=using)
-        for using in settings().DATABASES:
-            workers.beat(self.worker, holds=received.ids(), using=using)
+        workers.beat(self.worker, holds=received.ids(), using=using)
 
     def _see_to_the_dead(self) -> None:
         """A child that is gone ends its run at once: as a crash, a timeout, or a release."""
@@ -131,21 +131,17 @@ class Clerk(threading.Thread):
         if hub is not None and hasattr(pool, "maintain_pool"):
             hub.call_soon(pool.maintain_pool)
 
-    def _do_late_ticks(self) -> None:
-        for using in settings().DATABASES:
-            if self.behind or self._is_late(ticks.DISPATCH, settings().DISPATCH_EVERY, using):
-                # One batch a look: a backlog must not keep the leases waiting.
-                found = maintenance.dispatch(self.app, batches=1, using=using)
-                self.behind = found.get("published", 0) >= settings().BATCH_SIZE
-            if self._is_late(ticks.RECONCILE, settings().RECONCILE_EVERY, using):
-                maintenance.reconcile(self.app, using=using)
+    def _do_late_ticks(self, using: str) -> None:
+        if using in self.behind or self._is_late(ticks.DISPATCH, settings().DISPATCH_EVERY, using):
+            # One batch a look: a backlog must not keep the leases waiting.
+            found = maintenance.dispatch(self.app, batches=1, using=using)
+            full = found.get("published", 0) >= settings().BATCH_SIZE
+            (self.behind.add if full else self.behind.discard)(using)
+        if self._is_late(ticks.RECONCILE, settings().RECONCILE_EVERY, using):
+            maintenance.reconcile(self.app, using=using)
 
     def _is_late(self, name: str, every: float, using: str) -> bool:
         return ticks.is_late(name, LATE * every, using=using)
-
-    def _sign_off(self) -> None:
-        for using in settings().DATABASES:
-            workers.sign_off(using=using)
 
 
 class ClerkStep(bootsteps.StartStopStep):

@@ -16,7 +16,7 @@ from celery.worker.request import Request
 from celery.worker.state import task_ready
 
 from outbox.clock import as_uuid, backoff
-from outbox.conf import default_database
+from outbox.conf import default_database, settings
 from outbox.lifecycle.publish import DATABASE_HEADER
 from outbox.worker.runs import CalledOff, Run, TimedOut, received, runs
 
@@ -36,8 +36,9 @@ class OutboxRequest(Request):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         entry_id = as_uuid(self.id)
-        if self.task.is_durable and entry_id is not None:
-            using = self.request_dict.get(DATABASE_HEADER) or default_database()
+        using = self.request_dict.get(DATABASE_HEADER) or default_database()
+        # Whoever can write to the broker can write headers: only what can be an entry is a run.
+        if self.task.is_durable and entry_id is not None and using in settings().DATABASES:
             # Only prefork's PIDs are processes: gevent gives a greenlet's number.
             process = pid if self._in_a_child(pid) else os.getpid()
             self.run = Run(entry_id, process, using)
