@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery.exceptions import Ignore
 from django.core.exceptions import ImproperlyConfigured
 
 
@@ -15,6 +16,10 @@ class ConfigurationError(OutboxError, ImproperlyConfigured):
 
 class MisuseError(OutboxError, TypeError):
     """A call that the extension cannot honour, such as `retry(throw=False)`."""
+
+
+class Cancelled(OutboxError, Ignore):
+    """Raised by `raise_if_cancelled()` in a run whose end would be discarded. Let it leave."""
 
 
 class PayloadError(OutboxError, ValueError):

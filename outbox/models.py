@@ -300,6 +300,7 @@ class OutboxWorker(models.Model):
     pool = models.TextField(db_default="")
     queues = models.JSONField(db_default=[])
     holds = models.JSONField(db_default=[])  # the IDs that it holds prefetched
+    refused = models.JSONField(db_default={})  # deliveries that it did not run, by reason
     started_at = models.DateTimeField(db_default=Now())
     heartbeat_at = models.DateTimeField(db_default=Now())
     stopped_at = models.DateTimeField(null=True)

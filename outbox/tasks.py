@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 from outbox.conf import settings
 from outbox.errors import ConfigurationError, MisuseError
-from outbox.lifecycle import run
+from outbox.lifecycle import cancel, run
 from outbox.lifecycle.finish import Again, when_to_run
 from outbox.transitions import TELL_OWNER
 from outbox.worker import tracer
@@ -166,6 +166,18 @@ class OutboxTask(DjangoTask):
             return super().retry(args, kwargs, exc, throw, **more)
         finally:
             current.retrying = False
+
+    def raise_if_cancelled(self) -> None:
+        """Leave the body where going on is useless: its end would be discarded.
+
+        Called eagerly or plainly, outside a claim, it does nothing.
+
+        Raises:
+            Cancelled: the entry was cancelled, or its lease ran out and another run owns it.
+        """
+        current = run.current(self)
+        if current is not None:
+            cancel.raise_if_cancelled(current.claim)
 
     def _note_retry(
         self, current: run.Run, args: Any, kwargs: Any, options: dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from outbox.models import OutboxTick
@@ -47,10 +47,11 @@ def run_alone(name: str, work: Callable[[], Found], *, lease: float, using: str)
     return found
 
 
-def is_late(name: str, seconds: float, *, using: str) -> bool:
-    """Whether nobody has done it for so long. Asked of the database's clock."""
-    rows = _rows(name, using=using).filter(last_at__gte=Now() - timedelta(seconds=seconds))
-    return not rows.exists()
+def late_in(name: str, seconds: float, *, using: str) -> float:
+    """In how many seconds nobody will have done it for so long. By the database's clock."""
+    rows = _rows(name, using=using).filter(last_at__isnull=False)
+    age = rows.values_list(Now() - F("last_at"), flat=True).first()
+    return 0.0 if age is None else max(0.0, seconds - float(age.total_seconds()))
 
 
 def _take(name: str, *, lease: float, using: str) -> bool:

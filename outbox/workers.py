@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.db.models.functions import Now
+from django.db.models import BooleanField, Exists, F, Func, OuterRef, TextField
+from django.db.models.functions import Cast, Now
 
 from outbox.clock import as_uuid
 from outbox.conf import settings
-from outbox.models import OutboxWorker
-from outbox.worker import identity
+from outbox.models import EntryQuerySet, OutboxWorker
+from outbox.worker import counts, identity
 
 
 def beat(worker: Any, *, holds: Sequence[str], using: str) -> None:
-    """Say that this boot of a worker is alive."""
+    """Say that this boot of a worker is alive, and what it has not run."""
     facts = {
         "queues": sorted(worker.app.amqp.queues.consume_from),
         "holds": list(holds),
+        "refused": counts.so_far(),
         "heartbeat_at": Now(),
     }
     if not _mine(using).update(**facts):
@@ -35,12 +37,27 @@ def beat(worker: Any, *, holds: Sequence[str], using: str) -> None:
 
 def held_by_the_living(*, using: str) -> set[bytes]:
     """The IDs, 16 bytes each, that live workers say they hold: received, and not settled."""
+    holds = _living(using).values_list("holds", flat=True)
+    ids = (as_uuid(text) for held in holds for text in held)
+    return {found.bytes for found in ids if found is not None}
+
+
+def without_living_owner(rows: EntryQuerySet) -> EntryQuerySet:
+    """Of these runs, those whose owner does not say that it lives and holds them.
+
+    A run that its owner could not renew, since somebody locked the row, has not crashed.
+    """
+    held = Func(F("holds"), Cast(OuterRef("pk"), TextField()), function="jsonb_exists")
+    held.output_field = BooleanField()
+    owner = _living(rows.db).filter(held, pk=OuterRef("lease_owner"))
+    return rows.exclude(Exists(owner))
+
+
+def _living(using: str) -> Any:
     alive = timedelta(seconds=settings().LEASE)
-    rows = OutboxWorker.objects.using(using).filter(
+    return OutboxWorker.objects.using(using).filter(
         stopped_at__isnull=True, heartbeat_at__gte=Now() - alive
     )
-    ids = (as_uuid(text) for holds in rows.values_list("holds", flat=True) for text in holds)
-    return {found.bytes for found in ids if found is not None}
 
 
 def sign_off(*, using: str) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
+from outbox.errors import Cancelled
 from outbox.tasks import OutboxTask
 
 
@@ -192,3 +193,64 @@ def leaving_open(name: str) -> None:
     """Begin a transaction and forget about it."""
     transaction.atomic().__enter__()
     Group.objects.create(name=name)
+
+
+@shared_task(base=OutboxTask, bind=True)
+def polite(self: OutboxTask, path: str) -> None:
+    """Go on until it is cancelled."""
+    note(path, "start")
+    try:
+        while True:
+            self.raise_if_cancelled()
+            time.sleep(0.02)
+    except Cancelled as error:
+        note(path, str(error))
+        raise
+
+
+@shared_task(base=OutboxTask, bind=True, atomic=True)
+def polite_group(self: OutboxTask, path: str, name: str) -> None:
+    """The same in a transaction."""
+    Group.objects.create(name=name)
+    note(path, "start")
+    while True:
+        self.raise_if_cancelled()
+        time.sleep(0.02)
+
+
+@shared_task(base=OutboxTask, bind=True)
+def stubborn(self: OutboxTask, path: str, until: str) -> None:
+    """Heed no SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(path, f"start {os.getpid()}")
+    while not Path(until).exists():
+        time.sleep(0.02)
+    signal.signal(signal.SIGTERM, before)
+
+
+@shared_task(base=OutboxTask, soft_time_limit=1, max_retries=0)
+def softly(path: str, until: str) -> str:
+    """Leave in order when the soft time limit is met."""
+    note(path, "start")
+    try:
+        while not Path(until).exists():
+            time.sleep(0.02)
+    except SoftTimeLimitExceeded:
+        return "in order"
+    return "done"
+
+
+@shared_task(base=OutboxTask, bind=True)
+def failing_late(self: OutboxTask, path: str, until: str) -> None:
+    """Fail, with budget left, when the file is there."""
+    note(path, "start")
+    while not Path(until).exists():
+        time.sleep(0.02)
+    raise self.retry(exc=Passing("late"), countdown=0)
+
+
+@shared_task(base=OutboxTask, time_limit=1, max_retries=3, default_retry_delay=0)
+def limited_noted(path: str) -> None:
+    """Killed by its hard time limit."""
+    note(path, "start")
+    time.sleep(60)

@@ -14,14 +14,13 @@ from uuid import UUID, uuid4
 from django.db import transaction
 
 from outbox import payload, transitions
-from outbox.conf import settings
 from outbox.events import Note
 from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle import lease
 from outbox.models import OutboxEntry
 from outbox.outage import until_answered
 from outbox.states import FINAL, State
-from outbox.worker import identity
+from outbox.worker import identity, pools
 
 if TYPE_CHECKING:
     from outbox.tasks import OutboxTask
@@ -116,7 +115,7 @@ def _claim(task: OutboxTask, entry_id: UUID, *, token: UUID, using: str) -> Clai
         token=token,
         owner=identity.BOOT,
         pid=os.getpid(),
-        lease=settings().LEASE,
+        lease=pools.lease(),
         synced=task.on_crash != "retry",
         using=using,
     )

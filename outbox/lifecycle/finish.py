@@ -212,6 +212,27 @@ def release(claim: Claim, *, reason: str) -> bool:
     )
 
 
+def give_back(claim: Claim, *, reason: str) -> None:
+    """Release a run that was ended from outside; settle it where that was for a cancellation."""
+    if not release(claim, reason=reason):
+        settle(claim, reason=reason)
+
+
+def settle(claim: Claim, *, reason: str) -> bool:
+    """The run of a cancelled entry is over. False: it is not cancelled, or another's by now."""
+    return until_answered(
+        partial(
+            transitions.settle,
+            claim.id,
+            holder=Holder(token=claim.token),
+            note=Note("worker", reason),
+            using=claim.using,
+        ),
+        using=claim.using,
+        what="settling",
+    )
+
+
 def _note(error: BaseException, *, traceback: str | None = None) -> Note:
     text = traceback or "".join(tracebacks.format_exception(error))
     return Note("worker", error=f"{type(error).__name__}: {error}", traceback=text)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import UUID
 
 from django.db import connections
 
-from outbox import outage, transitions
+from outbox import outage, transitions, workers
 from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.events import Note
 from outbox.models import OutboxEntry
+from outbox.states import State
 from outbox.transitions import Holder
 from outbox.worker.runs import CalledOff, TimedOut, Verdict
 
@@ -37,24 +39,24 @@ def database_is_settled(*, using: str) -> bool:
 
 
 def crash_lapsed(*, using: str) -> int:
-    rows = OutboxEntry.objects.using(using).lapsed()
+    rows = workers.without_living_owner(OutboxEntry.objects.using(using).lapsed())
     with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
         for entry in held:
             crash(entry, note=Note("sweep", "its lease ran out: the worker is gone"))
     return len(held)
 
 
-def crash(entry: OutboxEntry, *, note: Note) -> None:
-    """Count the crash of a locked entry, by its own limit and its task's word on crashes."""
+def crash(entry: OutboxEntry, *, note: Note) -> timedelta | None:
+    """Count the crash of a locked entry, by its own limit and its task's word on crashes.
+
+    How long until it is due again; None: it is not.
+    """
     configured = settings()
     limit = entry.crash_limit if entry.crash_limit is not None else configured.MAX_CRASHES
-    transitions.crash(
-        entry,
-        delay=backoff(entry.crashes, first=configured.CRASH_BACKOFF),
-        limit=limit,
-        on_crash=entry.options.get("on_crash", "retry"),
-        note=note,
-    )
+    delay = backoff(entry.crashes, first=configured.CRASH_BACKOFF)
+    on_crash = entry.options.get("on_crash", "retry")
+    to = transitions.crash(entry, delay=delay, limit=limit, on_crash=on_crash, note=note)
+    return delay if to is State.PENDING else None
 
 
 def end_lost_run(
@@ -64,28 +66,38 @@ def end_lost_run(
     owner: UUID,
     verdict: Verdict | None,
     using: str,
-) -> None:
-    """The child that ran it was seen to be gone. By owner and PID: a dying copy harms nobody."""
+) -> timedelta | None:
+    """The child that ran it was seen to be gone. By owner and PID: a dying copy harms nobody.
+
+    How long until the entry is due again; None: it is not, by this.
+    """
     holder = Holder(owner=owner, pid=pid)
     gone = f"its child {pid} is gone"
+    again: timedelta | None = None
     if isinstance(verdict, TimedOut):
-        note = Note("clerk", error=f"TimeLimitExceeded: {verdict.limit:g} seconds")
-        transitions.time_out(
-            entry_id,
-            holder=holder,
-            delay=verdict.delay,
-            budget=verdict.budget,
-            note=note,
-            using=using,
-        )
+        again = _time_out(entry_id, holder=holder, verdict=verdict, using=using)
     elif isinstance(verdict, CalledOff):
         note = Note("clerk", f"{gone}: the worker called it off")
-        transitions.release(entry_id, holder=holder, note=note, using=using)
+        if transitions.release(entry_id, holder=holder, note=note, using=using):
+            again = timedelta()
     else:
         with transitions.lost_run(entry_id, holder=holder, using=using) as entry:
             if entry is not None:
-                crash(entry, note=Note("clerk", gone))
+                again = crash(entry, note=Note("clerk", gone))
     transitions.settle(entry_id, holder=holder, note=Note("clerk", gone), using=using)
+    return again
+
+
+def _time_out(entry_id: UUID, *, holder: Holder, verdict: TimedOut, using: str) -> timedelta | None:
+    to = transitions.time_out(
+        entry_id,
+        holder=holder,
+        delay=verdict.delay,
+        budget=verdict.budget,
+        note=Note("clerk", error=f"TimeLimitExceeded: {verdict.limit:g} seconds"),
+        using=using,
+    )
+    return verdict.delay if to is State.PENDING else None
 
 
 def settle_abandoned(*, using: str) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sys
 import traceback as tracebacks
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject, Retry
 from django.db import InterfaceError, OperationalError, transaction
 
+from outbox.errors import Cancelled
 from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle import finish, leftovers
 from outbox.lifecycle.claim import Claim
 from outbox.transitions import Ending
+from outbox.worker import soft_limit
 from outbox.worker.stopping import is_stopping
 
 if TYPE_CHECKING:
@@ -68,11 +71,15 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     Raises what Celery expects of the outcome: Retry, Ignore (nothing to store), or the error.
     """
     run.entered = True
+    if soft_limit.is_over():  # while it waited for the database: not the task's fault
+        run.ended = True
+        finish.release(run.claim, reason="its soft time limit was over before it began")
+        raise Ignore("released")
     before = leftovers.in_transaction()
     try:
         if task.atomic:
             return _perform_atomic(task, run, args, kwargs)
-        result = task.run(*args, **kwargs)
+        result = _body(task, args, kwargs)
         if left := leftovers.close(but=before):
             raise leftovers.OpenTransaction(f"the body left a transaction open on {left}")
         reach(Failpoint.RETURNED)
@@ -84,13 +91,18 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
         return _raised(task, run, error)
 
 
+def _body(task: OutboxTask, args: Any, kwargs: Any) -> Any:
+    with soft_limit.let_in():
+        return task.run(*args, **kwargs)
+
+
 def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     """Body and completion commit together; the entry is touched only by the last statement."""
     returned, ignored = False, None
     try:
         with transaction.atomic(using=run.claim.using):
             try:
-                result = task.run(*args, **kwargs)
+                result = _body(task, args, kwargs)
             except Ignore as error:  # Celery's "done, store nothing": its effects count
                 result, ignored = None, error
             returned = True
@@ -125,9 +137,18 @@ def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
     if isinstance(error, SystemExit) and error.code == _TERMINATED:
         run.ended = True
         if is_stopping():
-            finish.release(run.claim, reason="the worker stopped")
+            finish.give_back(run.claim, reason="the worker stopped")
         raise error  # told to end: what that means is the clerk's to say, when it is gone
-    if isinstance(error, Ignore):  # Celery's "done, store nothing"
+    if _is_killed_greenlet(error):
+        run.ended = True
+        finish.give_back(run.claim, reason="its greenlet was killed")
+        raise error
+    if isinstance(error, Cancelled) and finish.settle(run.claim, reason=str(error)):
+        run.ended = True
+        raise error
+    if isinstance(error, Ignore) and not isinstance(
+        error, Cancelled
+    ):  # Celery's "done, store nothing"
         return _end(run, finish.succeed(task, run.claim, None), error)
     if isinstance(error, Retry):
         again = run.again or finish.Again.from_exception(error, task)
@@ -136,6 +157,12 @@ def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
     if isinstance(error, Reject):
         error = error.reason if isinstance(error.reason, Exception) else _plain(error)
     return _end(run, finish.fail(task, run.claim, error), _plain(error))
+
+
+def _is_killed_greenlet(error: BaseException) -> bool:
+    """gevent and eventlet end a job by raising this in it, for the worker or for a person."""
+    greenlet = sys.modules.get("greenlet")
+    return greenlet is not None and isinstance(error, greenlet.GreenletExit)
 
 
 def _cause(error: Retry) -> BaseException:

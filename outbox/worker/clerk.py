@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import bootsteps
 from celery.signals import beat_init, worker_init
@@ -22,9 +25,8 @@ from outbox import maintenance, outage, ticks, transitions, workers
 from outbox.conf import settings
 from outbox.errors import ConfigurationError
 from outbox.lifecycle import lease
-from outbox.worker import identity
+from outbox.worker import identity, inbox, pools
 from outbox.worker.children import is_gone
-from outbox.worker.request import note_pool
 from outbox.worker.runs import CalledOff, received, runs
 from outbox.worker.stopping import is_stopping
 
@@ -33,6 +35,8 @@ logger = logging.getLogger("outbox")
 LOOK_EVERY = 0.1  # seconds: how soon a dead child is seen
 AGAIN = 0.5  # seconds: after a piece of work that failed
 LATE = 3  # ticks that everybody else may miss before the clerk does them
+
+T = TypeVar("T")
 
 
 # The pool forks from another thread. A child that is forked while the clerk is inside libpq
@@ -58,62 +62,74 @@ os.register_at_fork(
 
 
 class Clerk(threading.Thread):
-    """Renews, sees dead children, and does the ticks when nobody else does."""
+    """Renews, sees dead children, decides on strays, and does the ticks when nobody else does."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(name="outbox-clerk", daemon=True)
         self.worker, self.app = worker, worker.app
         self.stopped = threading.Event()
-        self.due: dict[str, float] = {}
-        self.behind: set[str] = set()  # where the last batch was full: there is more to publish
+        self.due: dict[str, float] = {}  # when each piece of work is to be done next, monotonic
+        self.owed: dict[str, list[float]] = defaultdict(list)  # when its own repairs fall due
 
     def run(self) -> None:
         # Each database for itself: one that is away must not cost another its leases.
         for using in settings().DATABASES:
             self._try("sweep", partial(lease.sweep, using=using))
-        while not self.stopped.wait(LOOK_EVERY):
-            self._try("see to the dead", self._see_to_the_dead)
-            for using in settings().DATABASES:
-                self._renew_and_tick(using)
-        self._try("see to the dead", self._see_to_the_dead)
+        # What runs on while the pool stops keeps its lease.
+        while not self.stopped.wait(LOOK_EVERY) or runs.alive():
+            self._look()
+        self._look()
         for using in settings().DATABASES:
             self._try("sign off", partial(workers.sign_off, using=using))
         connections.close_all()
 
-    def _renew_and_tick(self, using: str) -> None:
-        pause = LOOK_EVERY if using in self.behind else settings().DISPATCH_EVERY
-        self._every(f"renew {using}", settings().LEASE / 3, partial(self._renew, using))
-        self._every(f"ticks {using}", pause, partial(self._do_late_ticks, using))
+    def _look(self) -> None:
+        self._try("see to the dead", self._see_to_the_dead)
+        self._every("inbox", LOOK_EVERY, inbox.work_off)
+        for using in settings().DATABASES:
+            self._every(f"renew {using}", settings().LEASE / 3, partial(self._renew, using))
+            self._every(f"owed {using}", LOOK_EVERY, partial(self._dispatch_owed, using))
+            if not self.stopped.is_set():
+                self._at_its_time(f"dispatch {using}", partial(self._dispatch_if_late, using))
+                self._at_its_time(f"reconcile {using}", partial(self._reconcile_if_late, using))
 
     def _every(self, name: str, seconds: float, work: Callable[[], Any]) -> None:
-        now = time.monotonic()
-        if now >= self.due.get(name, 0):
-            # After a failure soon again, not a third of a lease later.
-            self.due[name] = now + (seconds if self._try(name, work) else AGAIN)
+        def then() -> float:
+            work()
+            return seconds
 
-    def _try(self, name: str, work: Callable[[], Any]) -> bool:
+        self._at_its_time(name, then)
+
+    def _at_its_time(self, name: str, work: Callable[[], float]) -> None:
+        """Do `work` when it is due; it says in how many seconds it is due again."""
+        if time.monotonic() < self.due.get(name, 0):
+            return
+        pause = self._try(name, work)
+        # After a failure soon again, not a third of a lease later.
+        self.due[name] = time.monotonic() + (AGAIN if pause is None else pause)
+
+    def _try(self, name: str, work: Callable[[], T]) -> T | None:
         try:
             with _at_work:
-                work()
+                return work()
         except Exception as error:  # a thread that dies in silence would lose every lease
             if isinstance(error, DatabaseError | InterfaceError):
                 outage.note_trouble()
             logger.warning("outbox.clerk.failed %s: %s", name, error)
             connections.close_all()
-            return False
-        return True
+            return None
 
     def _renew(self, using: str) -> None:
         ids = {run.entry_id for run in runs.alive() if run.using == using}
         if ids:
-            transitions.renew(ids, owner=identity.BOOT, lease=settings().LEASE, using=using)
+            transitions.renew(ids, owner=identity.BOOT, lease=pools.lease(), using=using)
         workers.beat(self.worker, holds=received.ids(), using=using)
 
     def _see_to_the_dead(self) -> None:
         """A child that is gone ends its run at once: as a crash, a timeout, or a release."""
         gone = [run for run in runs.alive() if is_gone(run.pid)]
         for run in gone:
-            lease.end_lost_run(
+            again = lease.end_lost_run(
                 run.entry_id,
                 pid=run.pid,
                 owner=identity.BOOT,
@@ -121,6 +137,8 @@ class Clerk(threading.Thread):
                 using=run.using,
             )
             runs.end(run)
+            if again is not None:
+                self.owed[run.using].append(time.monotonic() + again.total_seconds())
         if gone:
             self._wake_the_pool()
 
@@ -131,17 +149,27 @@ class Clerk(threading.Thread):
         if hub is not None and hasattr(pool, "maintain_pool"):
             hub.call_soon(pool.maintain_pool)
 
-    def _do_late_ticks(self, using: str) -> None:
-        if using in self.behind or self._is_late(ticks.DISPATCH, settings().DISPATCH_EVERY, using):
-            # One batch a look: a backlog must not keep the leases waiting.
-            found = maintenance.dispatch(self.app, batches=1, using=using)
-            full = found.get("published", 0) >= settings().BATCH_SIZE
-            (self.behind.add if full else self.behind.discard)(using)
-        if self._is_late(ticks.RECONCILE, settings().RECONCILE_EVERY, using):
-            maintenance.reconcile(self.app, using=using)
+    def _dispatch_owed(self, using: str) -> None:
+        """What the clerk itself made due again is published when it is, whoever else dispatches."""
+        now = time.monotonic()
+        if any(at <= now for at in self.owed[using]):
+            maintenance.dispatch(self.app, batches=1, using=using)
+            self.owed[using] = [at for at in self.owed[using] if at > now]
 
-    def _is_late(self, name: str, every: float, using: str) -> bool:
-        return ticks.is_late(name, LATE * every, using=using)
+    def _dispatch_if_late(self, using: str) -> float:
+        limit = LATE * settings().DISPATCH_EVERY
+        if wait := ticks.late_in(ticks.DISPATCH, limit, using=using):
+            return wait
+        # One batch a look: a backlog must not keep the leases waiting.
+        found = maintenance.dispatch(self.app, batches=1, using=using)
+        return LOOK_EVERY if found.get("published", 0) >= settings().BATCH_SIZE else limit
+
+    def _reconcile_if_late(self, using: str) -> float:
+        limit = LATE * settings().RECONCILE_EVERY
+        if wait := ticks.late_in(ticks.RECONCILE, limit, using=using):
+            return wait
+        maintenance.reconcile(self.app, using=using)
+        return limit
 
 
 class ClerkStep(bootsteps.StartStopStep):
@@ -152,12 +180,20 @@ class ClerkStep(bootsteps.StartStopStep):
         return True
 
     def start(self, parent: Any) -> None:
-        note_pool(prefork="prefork" in parent.pool_cls.__module__)
+        pools.note(parent.pool_cls)
         self.clerk = Clerk(parent)
         self.clerk.start()
 
     def stop(self, parent: Any) -> None:
+        """The pool has stopped. A child that heeds no signal dies with this process: end it now."""
+        for run in runs.alive():
+            if run.pid != os.getpid():
+                runs.judge(run, CalledOff())
+                with suppress(ProcessLookupError):
+                    os.kill(run.pid, signal.SIGKILL)
         self.clerk.stopped.set()
+        while runs.alive() and self.clerk.is_alive():  # threads go on until their bodies end
+            self.clerk.join(timeout=LOOK_EVERY)
         self.clerk.join(timeout=LOOK_EVERY + settings().PUBLISH_TIMEOUT + 5)
 
     terminate = stop
@@ -170,8 +206,12 @@ def employ() -> None:
 
 
 def _add_step(sender: Any, **_: Any) -> None:
+    from outbox.worker import control  # noqa: F401  # its commands: Celery's own must be there
+    from outbox.worker.consumer import ConsumerStep
+
     _refuse_bad_settings()
     sender.app.steps["worker"].add(ClerkStep)
+    sender.app.steps["consumer"].add(ConsumerStep)
 
 
 def _refuse_bad_settings(**_: Any) -> None:

@@ -10,19 +10,23 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
 from outbox.clock import as_uuid, backoff
 from outbox.conf import default_database, settings
+from outbox.lifecycle.claim import Discard
 from outbox.lifecycle.publish import DATABASE_HEADER
+from outbox.worker import counts, pools
 from outbox.worker.runs import CalledOff, Run, TimedOut, received, runs
 
 logger = get_logger(__name__)
 
-_DEATHS = (WorkerLostError, TimeLimitExceeded)
+# SystemExit: a child that was told to end says so before it does (billiard 4.3).
+_DEATHS = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
 
 
 class OutboxRequest(Request):
@@ -45,6 +49,15 @@ class OutboxRequest(Request):
             runs.begin(self.run)
         super().on_accepted(pid, time_accepted)
 
+    def revoked(self) -> bool:
+        """Celery remembers revoked IDs for hours, which would eat a later requeue: the row says."""
+        return super().revoked() if not self.task.is_durable else False
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """By Celery's `revoke`: the clerk cancels the entry, and ends its run (worker/control)."""
+        if not self.task.is_durable:
+            super().terminate(pool, signal=signal)
+
     def acknowledge(self) -> None:
         self._end()
         super().acknowledge()
@@ -64,17 +77,26 @@ class OutboxRequest(Request):
         super().acknowledge()
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        if self.run is not None:
+        """The worker calls it off: at a cold shutdown, or since it has lost its broker."""
+        if self.run is None:
+            super().cancel(pool, signal=signal, emit_retry=emit_retry)
+        elif pools.kind() is not pools.Kind.INLINE:  # nothing can end those: they finish
             runs.judge(self.run, CalledOff())
-        super().cancel(pool, signal=signal, emit_retry=emit_retry)
+            # No retry is told: the row says what follows, and it is none.
+            super().cancel(pool, signal=signal, emit_retry=False)
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        if self.run is None or not isinstance(_plain(exc_info), _DEATHS):
+        error = _plain(exc_info)
+        if isinstance(error, Ignore):
+            _count(error)
+        if self.run is None or not isinstance(error, _DEATHS):
             super().on_failure(exc_info, send_failed_event, return_ok)
             return
         task_ready(self)
+        if self._already_cancelled:
+            return  # unacknowledged: it goes back to the queue when the worker closes
         logger.error("The child that ran %s[%s] is gone: %s", self.name, self.id, exc_info)
         super().acknowledge()  # the register keeps the run until the clerk has seen to it
 
@@ -100,7 +122,7 @@ class OutboxRequest(Request):
         return TimedOut(limit=limit, delay=delay, budget=budget)
 
     def _in_a_child(self, pid: int) -> bool:
-        return pid != os.getpid() and _is_prefork()
+        return pid != os.getpid() and pools.kind() is pools.Kind.CHILDREN
 
 
 def _plain(exc_info: Any) -> Any:
@@ -108,14 +130,7 @@ def _plain(exc_info: Any) -> Any:
     return getattr(error, "exc", error)
 
 
-_prefork = False
-
-
-def note_pool(*, prefork: bool) -> None:
-    """Which kind of pool this worker has; said once by the clerk."""
-    global _prefork
-    _prefork = prefork
-
-
-def _is_prefork() -> bool:
-    return _prefork
+def _count(ignored: Ignore) -> None:
+    """A delivery that ran nothing: its tracer has said why."""
+    if str(ignored) in set(Discard):
+        counts.add(str(ignored))

@@ -21,6 +21,7 @@ from outbox.lifecycle import run
 from outbox.lifecycle.claim import Claim, Discard, take
 from outbox.lifecycle.publish import DATABASE_HEADER
 from outbox.outage import is_outage
+from outbox.worker import soft_limit
 from outbox.worker.stopping import is_stopping
 
 if TYPE_CHECKING:
@@ -37,15 +38,22 @@ def wrap(task: OutboxTask, tracer: Tracer) -> Tracer:
     def trace(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         if not task.is_durable:
             return tracer(uuid, args, kwargs, request)
-        try:
-            found = _take(task, uuid, args, kwargs, request or {})
-        except Exception as error:
-            return _unclaimed(task, uuid, error)
-        if isinstance(found, Discard):
-            return _returned(Ignore(found.value), IGNORED)
-        return _trace(task, tracer, found, request or {})
+        with soft_limit.kept_out():
+            return _deliver(task, tracer, uuid, args, kwargs, request or {})
 
     return trace
+
+
+def _deliver(
+    task: OutboxTask, tracer: Tracer, uuid: str, args: Any, kwargs: Any, request: dict[str, Any]
+) -> Any:
+    try:
+        found = _take(task, uuid, args, kwargs, request)
+    except Exception as error:
+        return _unclaimed(task, uuid, error)
+    if isinstance(found, Discard):
+        return _returned(Ignore(found.value), IGNORED)
+    return _trace(task, tracer, found, request)
 
 
 def _take(
