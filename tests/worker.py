@@ -1,7 +1,6 @@
 """The Celery app of the worker processes that the tests start: `celery -A tests.worker worker`."""
 
 import os
-
 from typing import Any
 
 from celery import Celery
