@@ -29,3 +29,5 @@ OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]
     "DEFAULT_OWNER": "",
     **({"LEESE": 3} if "TESTS_TYPO" in os.environ else {}),  # for a test of what is refused
 }
+
+CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("TESTS_SOFT_SHUTDOWN", "0"))

@@ -5,16 +5,18 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 from celery.result import AsyncResult
-from django.db import connection
+from django.db import connection, transaction
 from django_celery_results.models import TaskResult
 
 import outbox
 from outbox.drill.processes import Process
 from outbox.embedded import Servers
+from outbox.lifecycle import lease
 from outbox.models import OutboxEntry, OutboxTick, OutboxWorker
 from outbox.states import WAITING, State
 from tests import tasks
@@ -210,3 +212,74 @@ def test_a_cancelled_run_whose_child_dies_is_settled_and_stays_cancelled(
     wait_until(lambda: not entry_of(result).run_goes_on)
     assert entry_of(result).status == State.CANCELLED
     assert outbox.requeue(result.id, actor="user:ann")
+
+
+def test_a_row_that_somebody_locks_for_longer_than_a_lease_costs_no_run_its_lease(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    """Neither that one, whose owner lives and holds it, nor the others of its worker."""
+    start_worker()
+    locked, notes, until = long_job(tmp_path)
+    other, *_ = long_job(tmp_path)
+    wait_until(lambda: notes.exists() and notes.read_text().count("start") == 2)
+    with transaction.atomic():
+        row = OutboxEntry.objects.select_for_update().get(pk=locked.id)
+        wait_until(lambda: OutboxEntry.objects.lapsed().filter(pk=row.pk).exists(), timeout=30)
+        wait_until(lambda: renewals(other.id) >= 4, timeout=30)
+    assert lease.crash_lapsed(using="default") == 0
+    until.touch()
+    for result in (locked, other):
+        wait_until(lambda result=result: entry_of(result).is_final, timeout=30)  # type: ignore[misc]
+        assert (entry_of(result).attempts, entry_of(result).crashes) == (1, 0)
+
+
+def test_a_lapsed_run_is_spared_only_for_an_owner_that_lives_and_holds_it() -> None:
+    def lapsed(**owner: Any) -> OutboxEntry:
+        entry = make_entry(State.RUNNING, lease_until=at(PAST))
+        known = {"id": entry.lease_owner, "holds": [str(entry.pk)], **owner}
+        OutboxWorker(**known).save(force_insert=True)
+        return entry
+
+    spared = lapsed()
+    crashed = [
+        lapsed(heartbeat_at=at(PAST)),
+        lapsed(stopped_at=at()),
+        lapsed(holds=[]),
+        lapsed(id=uuid4()),  # another worker's prefetched copy
+    ]
+    assert lease.crash_lapsed(using="default") == 4
+    assert reread(spared).status == State.RUNNING
+    assert {reread(entry).crashes for entry in crashed} == {1}
+
+
+def test_the_lease_of_a_greenlet_outlasts_a_busy_one(start_worker: Start, tmp_path: Path) -> None:
+    start_worker("--pool=gevent")
+    result, notes, until = long_job(tmp_path)
+    wait_until(notes.exists)
+    entry = entry_of(result)
+    assert entry.lease_until is not None
+    assert entry.started_at is not None
+    assert (entry.lease_until - entry.started_at).total_seconds() == 30  # configured are 2
+    wait_until(lambda: renewals(result.id) >= 2)
+    held = entry_of(result).lease_until
+    assert held is not None
+    assert held > entry.lease_until
+    until.touch()
+    wait_until(lambda: entry_of(result).is_final)
+
+
+def test_a_terminated_child_is_a_crash_and_no_failure_in_the_result_store(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    """Celery takes the SystemExit of such a child for a failure, and would store it."""
+    start_worker()
+    result, notes, until = long_job(tmp_path)
+    wait_until(notes.exists)
+    pid = entry_of(result).lease_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    until.touch()
+    wait_until(lambda: entry_of(result).is_final, timeout=30)
+    entry = entry_of(result)
+    assert (entry.status, entry.attempts, entry.crashes) == (State.SUCCEEDED, 2, 1)
+    assert not TaskResult.objects.filter(task_id=result.id, status="FAILURE").exists()

@@ -153,7 +153,7 @@ def message(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-ITEMS = {
+ITEMS: dict[str, bytes | str] = {
     "garbage": b"\x00\xff garbage",
     "empty": b"",
     "a number": b"17",

@@ -7,6 +7,7 @@ a lease that it could not renew is renewed when the database is back.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -34,6 +35,7 @@ logger = logging.getLogger("outbox")
 
 LOOK_EVERY = 0.1  # seconds: how soon a dead child is seen
 AGAIN = 0.5  # seconds: after a piece of work that failed
+GRACE = 5.0  # seconds that a child has to heed SIGTERM at a cold shutdown
 LATE = 3  # ticks that everybody else may miss before the clerk does them
 
 T = TypeVar("T")
@@ -84,6 +86,7 @@ class Clerk(threading.Thread):
         connections.close_all()
 
     def _look(self) -> None:
+        self._kill_the_deaf()
         self._try("see to the dead", self._see_to_the_dead)
         self._every("inbox", LOOK_EVERY, inbox.work_off)
         for using in settings().DATABASES:
@@ -124,6 +127,16 @@ class Clerk(threading.Thread):
         if ids:
             transitions.renew(ids, owner=identity.BOOT, lease=pools.lease(), using=using)
         workers.beat(self.worker, holds=received.ids(), using=using)
+
+    def _kill_the_deaf(self) -> None:
+        """Celery waits without end for a child that was told to end and does not."""
+        for run in runs.alive():
+            verdict = runs.verdict(run)
+            called_off = verdict.at if isinstance(verdict, CalledOff) else math.inf
+            if run.pid != os.getpid() and time.monotonic() > called_off + GRACE:
+                logger.warning("outbox.run.killed entry_id=%s pid=%s", run.entry_id, run.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(run.pid, signal.SIGKILL)
 
     def _see_to_the_dead(self) -> None:
         """A child that is gone ends its run at once: as a crash, a timeout, or a release."""
@@ -185,14 +198,12 @@ class ClerkStep(bootsteps.StartStopStep):
         self.clerk.start()
 
     def stop(self, parent: Any) -> None:
-        """The pool has stopped. A child that heeds no signal dies with this process: end it now."""
+        """The pool has stopped. What it could not end goes on: threads until they are done."""
         for run in runs.alive():
-            if run.pid != os.getpid():
-                runs.judge(run, CalledOff())
-                with suppress(ProcessLookupError):
-                    os.kill(run.pid, signal.SIGKILL)
+            if run.pid != os.getpid() and runs.verdict(run) is None:
+                runs.judge(run, CalledOff())  # it dies with this process, or by the clerk's hand
         self.clerk.stopped.set()
-        while runs.alive() and self.clerk.is_alive():  # threads go on until their bodies end
+        while runs.alive() and self.clerk.is_alive():
             self.clerk.join(timeout=LOOK_EVERY)
         self.clerk.join(timeout=LOOK_EVERY + settings().PUBLISH_TIMEOUT + 5)
 

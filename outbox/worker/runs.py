@@ -6,8 +6,9 @@ Celery's own sets leak and empty early, so the requests tell this register when 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -34,6 +35,8 @@ class TimedOut:
 @dataclass(frozen=True)
 class CalledOff:
     """The worker itself ends the run, at a shutdown or because its broker is gone: a release."""
+
+    at: float = field(default_factory=time.monotonic, compare=False)
 
 
 Verdict = TimedOut | CalledOff
