@@ -33,3 +33,8 @@ owed_noop = shared_task(_noop, base=OutboxTask, name="bench.owed_noop", ignore_r
 plain_noop = shared_task(_noop, acks_late=True, name="bench.plain_noop", ignore_result=True)
 owed_started = shared_task(_started, base=OutboxTask, name="bench.owed_start", ignore_result=True)
 plain_started = shared_task(_started, acks_late=True, name="bench.plain_start", ignore_result=True)
+
+
+@shared_task(base=OutboxTask, name="bench.idling", ignore_result=True)
+def idling(seconds: float) -> None:
+    time.sleep(seconds)

@@ -29,11 +29,13 @@ def requeue(ids: Iterable[UUID], *, actor: str, reason: str = "", using: str) ->
     return [_outcome(entry_id, do, why_not_requeued, using=using) for entry_id in ids]
 
 
-def cancel(ids: Iterable[UUID], *, actor: str, reason: str = "", using: str) -> list[Outcome]:
+def cancel(
+    ids: Iterable[UUID], *, actor: str, reason: str = "", terminate: bool = False, using: str
+) -> list[Outcome]:
     """Cancel these entries, each in a transaction of its own, in the given order."""
 
     def do(entry_id: UUID) -> bool:
-        return cancel_one(entry_id, actor=actor, reason=reason, using=using)
+        return cancel_one(entry_id, actor=actor, reason=reason, terminate=terminate, using=using)
 
     return [_outcome(entry_id, do, why_not_cancelled, using=using) for entry_id in ids]
 

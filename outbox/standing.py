@@ -39,7 +39,7 @@ class Standing:
     ended: Mapping[str, int]
     queues: Sequence[OutboxQueue]
     ticks: Mapping[str, OutboxTick]
-    workers: int
+    workers: Sequence[OutboxWorker]  # the living
 
     def sum(self, column: str, *states: State) -> int:
         """The sum of a column over the open rows, or over those of `states`."""
@@ -103,10 +103,10 @@ def _ticks(*, using: str) -> dict[str, OutboxTick]:
     return {name: ran.get(name, OutboxTick(name=name, findings={})) for name in ticks.NAMES}
 
 
-def _living(at: datetime, *, using: str) -> int:
+def _living(at: datetime, *, using: str) -> list[OutboxWorker]:
     since = at - timedelta(seconds=settings().LEASE)
     rows = OutboxWorker.objects.using(using).filter(stopped_at=None, heartbeat_at__gt=since)
-    return rows.count()
+    return list(rows.defer("holds").order_by("hostname", "started_at"))
 
 
 def seconds(at: datetime, since: datetime) -> float:

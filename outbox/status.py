@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -53,6 +54,7 @@ class Status:
     oldest_unfinished_seconds: float | None
     oldest_published_seconds: float | None
     workers: int
+    refused: Mapping[str, int]  # deliveries that those workers did not run, by reason
     ticks: Sequence[Tick]
 
     def as_json(self) -> dict[str, Any]:
@@ -77,7 +79,8 @@ def read(app: Celery, *, using: str) -> Status:
         queues=list(_queues(facts)),
         oldest_unfinished_seconds=facts.oldest("oldest_owed"),
         oldest_published_seconds=facts.oldest("oldest_published"),
-        workers=facts.workers,
+        workers=len(facts.workers),
+        refused=dict(sum((Counter(worker.refused) for worker in facts.workers), Counter())),
         ticks=[_tick(tick) for tick in facts.ticks.values()],
     )
 

@@ -76,6 +76,7 @@ def test_the_json_has_the_documented_keys() -> None:
         "oldest_unfinished_seconds",
         "oldest_published_seconds",
         "workers",
+        "refused",
         "ticks",
     ]
     assert found["version"] == 1
@@ -142,6 +143,15 @@ def test_workers_with_a_heartbeat_are_counted() -> None:
     OutboxWorker.objects.create(id=uuid4(), heartbeat_at=ago(minutes=5))
     OutboxWorker.objects.create(id=uuid4(), stopped_at=ago(seconds=1))
     assert as_json()["workers"] == 1
+    assert "live workers: 1\n" in shown()[0]
+
+
+def test_deliveries_that_live_workers_did_not_run_are_summed_by_reason() -> None:
+    OutboxWorker.objects.create(id=uuid4(), refused={"duplicate": 2, "unreadable": 1})
+    OutboxWorker.objects.create(id=uuid4(), refused={"duplicate": 3})
+    OutboxWorker.objects.create(id=uuid4(), refused={"duplicate": 9}, stopped_at=ago(seconds=1))
+    assert as_json()["refused"] == {"duplicate": 5, "unreadable": 1}
+    assert "that they did not run: duplicate 5, unreadable 1\n" in shown()[0]
 
 
 def test_it_takes_the_same_few_queries_however_many_entries(

@@ -13,17 +13,29 @@ from outbox.states import OPEN
 
 class Command(BaseCommand):
     help = (
-        "Cancel entries that have not ended. A run that goes on is not interrupted; its end is "
-        "discarded. Exit status 1 when any was refused."
+        "Cancel entries that have not ended. A run that goes on is not interrupted unless "
+        "--terminate is given; its end is discarded. Exit status 1 when any was refused."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_choice(parser, subject_means="instead of IDs: the unfinished entries")
+        parser.add_argument(
+            "--terminate", action="store_true", help="also kill the child that runs it"
+        )
 
     def handle(
-        self, *, ids: list[str], subject: str | None, reason: str, database: str | None, **_: Any
+        self,
+        *,
+        ids: list[str],
+        subject: str | None,
+        reason: str,
+        terminate: bool,
+        database: str | None,
+        **_: Any,
     ) -> None:
         using = chosen_database(database)
         entries = chosen(ids, subject=subject, states=OPEN, using=using)
-        outcomes = bulk.cancel(entries, actor=actor(), reason=reason, using=using)
+        outcomes = bulk.cancel(
+            entries, actor=actor(), reason=reason, terminate=terminate, using=using
+        )
         answer(self, outcomes, done="cancelled")

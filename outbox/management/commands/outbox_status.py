@@ -56,7 +56,7 @@ def _lines(using: str, seen: Status) -> Iterator[str]:
     yield f"Outbox in {using!r} at {seen.at:%Y-%m-%d %H:%M:%S %Z}: {verdict}"
     for problem in seen.problems:
         yield f"  ! {problem.message}  [{problem.code}]"
-    yield from ("", *_counts(seen), "", *_queues(seen), "", *_ticks(seen))
+    yield from ("", *_counts(seen), "", *_queues(seen), "", *_workers(seen), "", *_ticks(seen))
 
 
 def _counts(seen: Status) -> Iterator[str]:
@@ -83,6 +83,12 @@ def _queues(seen: Status) -> Iterator[str]:
         for queue in seen.queues
     ]
     yield from _table(head, rows) if rows else ["  no queue has open entries"]
+
+
+def _workers(seen: Status) -> Iterator[str]:
+    yield f"  live workers: {seen.workers:,}"
+    if seen.refused:
+        yield f"  deliveries that they did not run: {_found(seen.refused)}"
 
 
 def _ticks(seen: Status) -> Iterator[str]:
