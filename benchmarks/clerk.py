@@ -20,7 +20,8 @@ from django.core.management import call_command
 from outbox.drill.processes import Process
 from outbox.embedded import Servers, servers
 
-FOLDER = Path(__file__).resolve().parent.parent / ".run" / "clerk"  # its server logs every statement: none of the other benchmarks may meet it
+# Servers of its own: they log every statement, which none of the other benchmarks may meet.
+FOLDER = Path(__file__).resolve().parent.parent / ".run" / "clerk"
 SECONDS = 60.0
 SETTLING = 15.0  # what a start costs is not what the clerk costs
 NAME = "measured-worker"  # of its connections

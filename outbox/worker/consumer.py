@@ -120,7 +120,8 @@ class ConsumerStep(bootsteps.StartStopStep):
         if answer is Answer.ALIEN:
             self.consumer.call_soon(otherwise)
         else:
-            logger.warning("outbox.delivery.%s entry_id=%s: %s", answer.value, entry_id, reason)
+            words = f"{reason}, {answer.value}"
+            logger.warning("outbox.delivery.refused entry_id=%s: %s", entry_id, words)
             self.consumer.call_soon(partial(self._acknowledge, message))
         return True
 
