@@ -101,7 +101,7 @@ def _time_out(entry_id: UUID, *, holder: Holder, verdict: TimedOut, using: str) 
 
 
 def settle_abandoned(*, using: str) -> int:
-    rows = OutboxEntry.objects.using(using).abandoned()
+    rows = workers.without_living_owner(OutboxEntry.objects.using(using).abandoned())
     with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
         for entry in held:
             transitions.settle_locked(entry, note=Note("sweep", "its run's lease ran out"))

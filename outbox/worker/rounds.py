@@ -1,0 +1,77 @@
+"""A thread of the worker's main process that does each piece of its work when that is due."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from outbox import outage
+from outbox.worker import forks
+
+logger = logging.getLogger("outbox")
+
+LOOK_EVERY = 0.1  # seconds: how often it asks what is due
+AGAIN = 0.5  # seconds: after a piece of work that failed
+
+T = TypeVar("T")
+
+
+class Rounds(threading.Thread):
+    """Goes round until it is stopped, whatever the database or the broker do."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.stopped = threading.Event()
+        self._due: dict[str, float] = {}  # monotonic
+        self._turn = forks.turn()
+
+    def run(self) -> None:
+        while not self.stopped.wait(LOOK_EVERY) or self.is_needed():
+            self.look()
+        self.look()
+        self.close()
+        connections.close_all()
+
+    def look(self) -> None:
+        """Do what is due now."""
+        raise NotImplementedError
+
+    def is_needed(self) -> bool:
+        """Whether it must go on though it was told to stop."""
+        return False
+
+    def close(self) -> None:
+        """The last thing that it does."""
+
+    def every(self, seconds: float, name: str, work: Callable[[], object]) -> None:
+        """Do `work` so often."""
+
+        def then() -> float:
+            work()
+            return seconds
+
+        self.at_its_time(name, then)
+
+    def at_its_time(self, name: str, work: Callable[[], float]) -> None:
+        """Do `work` when it is due; it says in how many seconds it is due again."""
+        if time.monotonic() < self._due.get(name, 0):
+            return
+        pause = self.attempt(name, work)
+        self._due[name] = time.monotonic() + (AGAIN if pause is None else pause)
+
+    def attempt(self, name: str, work: Callable[[], T]) -> T | None:
+        """Do `work` now. A thread that dies in silence would lose every lease: it never raises."""
+        try:
+            with self._turn:
+                return work()
+        except Exception as error:
+            if isinstance(error, DatabaseError | InterfaceError):
+                outage.note_trouble()
+            logger.warning("outbox.clerk.failed %s: %s", name, error)
+            connections.close_all()
+            return None
