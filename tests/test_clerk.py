@@ -271,7 +271,6 @@ def test_the_lease_of_a_greenlet_outlasts_a_busy_one(start_worker: Start, tmp_pa
 def test_a_terminated_child_is_a_crash_and_no_failure_in_the_result_store(
     start_worker: Start, tmp_path: Path
 ) -> None:
-    """Celery takes the SystemExit of such a child for a failure, and would store it."""
     start_worker()
     result, notes, until = long_job(tmp_path)
     wait_until(notes.exists)

@@ -10,7 +10,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 from celery.worker.request import Request
@@ -25,8 +25,7 @@ from outbox.worker.runs import CalledOff, Run, TimedOut, received, runs
 
 logger = get_logger(__name__)
 
-# SystemExit: a child that was told to end says so before it does (billiard 4.3).
-_DEATHS = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
+_DEATHS = (WorkerLostError, TimeLimitExceeded)
 
 
 class OutboxRequest(Request):
