@@ -19,6 +19,7 @@ class Failpoint(StrEnum):
     ENQUEUED = "enqueue.inserted"  # the row is written, the caller's transaction still open
     COMMITTED = "publish.committed"  # committed, nothing published yet
     FLUSHED = "publish.flushed"  # the broker has the messages, the rows are not marked
+    DELIVERED = "claim.delivered"  # it has reached the process that would run it; nothing claimed
     CLAIMED = "claim.claimed"  # the claim is committed, the body has not begun
     RETURNED = "run.returned"  # the body is done, its ending not recorded
 
