@@ -166,7 +166,8 @@ def observed(result: Result) -> str:
     facts = result.facts
     effects, keys = len(facts.effects), len({effect.key for effect in facts.effects})
     deaths = [f"{death.name} {_end(death)}" for death in facts.deaths]
-    parts = [*deaths, *_seen_jobs(result), _many(effects, result.texts.effect)]
+    noun = result.texts.effect if any(each.placed for each in facts.obligations) else "effect"
+    parts = [*deaths, *_seen_jobs(result), _many(effects, noun)]
     if effects > 1:
         parts[-1] += f" under {_many(keys, 'key')}"
     if facts.signals:

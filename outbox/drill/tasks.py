@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from celery import shared_task
 from django.db import connections
 
 from outbox.conf import default_database
+from outbox.drill.environment import FOLDER
 from outbox.drill.subject import Effect
 from outbox.tasks import OutboxTask
 
@@ -28,6 +30,7 @@ _SELECT = "SELECT entry_id, at FROM outbox_drill_effect WHERE entry_id = ANY(%s)
 DEADLINE = 2.5  # seconds
 FAILS_EVERY = 1  # seconds
 TIME_LIMIT = 2  # seconds
+LINGERING = "lingering"  # the file's name
 
 
 def make_table() -> None:
@@ -54,6 +57,14 @@ def touch(self: Any) -> None:
 @shared_task(base=OutboxTask, bind=True, ignore_result=True, atomic=True)
 def touch_atomically(self: Any) -> None:
     """Have an effect, committed with the job's end."""
+    _take_effect(self.request.id)
+
+
+@shared_task(base=OutboxTask, bind=True, ignore_result=True)
+def linger(self: Any) -> None:
+    """Stay in the body for as long as the file is there, and have an effect then."""
+    while (Path(os.environ[FOLDER]) / LINGERING).exists():
+        time.sleep(0.05)
     _take_effect(self.request.id)
 
 
@@ -91,4 +102,4 @@ def _take_effect(job_id: str) -> None:
         cursor.execute(_INSERT, [job_id, os.getpid()])
 
 
-OWN = tuple(task.name for task in (touch, touch_atomically, leave, overrun, keep_failing))
+OWN = tuple(task.name for task in (touch, touch_atomically, linger, leave, overrun, keep_failing))

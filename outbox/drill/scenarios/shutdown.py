@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from signal import SIGQUIT, SIGTERM
 
+from outbox.drill import tasks
 from outbox.drill.scenarios.point import Point, once
 from outbox.drill.stage import Stage
+from outbox.failpoints import Failpoint
+from outbox.states import State
 
 JOBS = 4  # more than the worker has children, and no more than it prefetches
 
@@ -25,17 +28,19 @@ def rolling_deploy(stage: Stage) -> None:
 
 
 def shutdown_grace_over(stage: Stage) -> None:
-    with stage.hanging_destination() as behave:
-        stage.start()
-        stage.place()
-        stage.await_hanging()
-        await_exit = stage.ask_to_end("worker", SIGTERM, then=(SIGQUIT, "Warm shutdown"))
-        await_exit()
-        stage.await_cut()
-        stage.note(given_back_when_it_was_gone=not stage.job().lease_until)
-        behave("ok")
-        stage.start()
-        stage.await_end()
+    lingering = stage.fleet.folder / tasks.LINGERING
+    lingering.touch()
+    stage.start({"worker": stage.stop_at(Failpoint.CLAIMED)})
+    stage.place()
+    stage.await_stop("worker", at=Failpoint.CLAIMED)
+    stage.owe(tasks.linger)
+    stage.await_state(State.RUNNING, jobs=2)
+    await_exit = stage.ask_to_end("worker", SIGTERM, then=(SIGQUIT, "Warm shutdown"))
+    await_exit()
+    stage.note(leases_when_it_was_gone=sum(job.lease_until is not None for job in stage.jobs()))
+    lingering.unlink()
+    stage.start()
+    stage.await_end()
 
 
 POINTS = (
@@ -52,18 +57,24 @@ POINTS = (
     ),
     Point(
         name="shutdown-grace-over",
-        summary="SIGTERM the worker, and SIGQUIT it while the destination keeps its run waiting",
+        summary="SIGTERM the worker, then SIGQUIT, while one run is before and one in its body",
         expected=(
-            "the run is given back and burns nothing; the next worker runs it: two attempts, one "
-            "release, one {effect}"
+            "both are given back and burn nothing; the next worker runs them: two attempts, one "
+            "release and one effect each"
         ),
         play=shutdown_grace_over,
         wants=lambda given: once(
-            killed=[0], attempts=2, releases=1, given_back_when_it_was_gone=True
+            killed=[0],
+            jobs=2,
+            attempts=2,
+            releases=1,
+            effects=2,
+            keys=2,
+            leases_when_it_was_gone=0,
         ),
         risk=(
-            "a destination that accepts what a cut connection sent would see the {effect} twice; "
-            "here it noticed"
+            "a run that is called off while the destination has its {effect} and has not answered "
+            "may send it twice, as at after-effect"
         ),
     ),
 )
