@@ -27,8 +27,8 @@ CREATE TABLE outbox_drill_effect (
 _INSERT = "INSERT INTO outbox_drill_effect (entry_id, pid) VALUES (%s, %s)"
 _SELECT = "SELECT entry_id, at FROM outbox_drill_effect WHERE entry_id = ANY(%s) ORDER BY at"
 
-DEADLINE = 2.5  # seconds
-FAILS_EVERY = 1  # seconds
+DEADLINE = 4  # seconds
+FAILS_EVERY = 1.5  # seconds: the third failure's next start would be past the deadline
 TIME_LIMIT = 2  # seconds
 LINGERING = "lingering"  # the file's name
 

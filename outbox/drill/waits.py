@@ -156,7 +156,12 @@ class Waits:
 
     def await_event(self, verb: str, *, who: Name = "worker") -> None:
         """Wait until that verb was recorded of the oldest job."""
-        self.until(lambda: self.job().seen(verb), what=f"the event {verb}", who=who)
+
+        def seen() -> bool:
+            self._raise_if_not_placed()
+            return any(job.seen(verb) for job in self.jobs()[:1])
+
+        self.until(seen, what=f"the event {verb}", who=who)
 
     def await_settled(self) -> None:
         """Wait until the cancelled job's run is over, and then for what may follow."""

@@ -39,6 +39,7 @@ def deadline_passed(stage: Stage) -> None:
     stage.start()
     stage.owe(tasks.keep_failing)
     stage.await_end()
+    stage.await_owner_told()
     job = stage.job()
     attempts = [*job.seen("retry"), *job.seen("fail")]
     starts = [event.started_at for event in attempts if event.started_at]
@@ -90,7 +91,7 @@ def _past_deadline(given: Given) -> Wants:
         "started after the deadline": 0,
         "each traceback kept": True,
         "reason names the deadline": True,
-        "signals": 1,
+        "owner mails": 1,
     }
 
 
