@@ -22,6 +22,7 @@ from outbox.drill.record import Job
 from outbox.drill.subject import Effect, Mode, Placed
 from outbox.drill.waits import Means, Say, Waits
 from outbox.failpoints import Failpoint
+from outbox.states import Verb
 from outbox.tasks import OutboxTask
 
 __all__ = ["Means", "Say", "Stage"]
@@ -144,6 +145,14 @@ class Stage(Waits):
 
     def requeue(self) -> bool:
         return outbox.requeue(self.job().id, actor=ACTOR)
+
+    def await_settled(self) -> None:
+        """Wait until a cancelled job's run is over; note who saw that, and let follow what may."""
+        self.until(
+            lambda: self.job().lease_until is None, what="the run to be settled", who="worker"
+        )
+        self.let_pass()
+        self.note(settled_by=[event.actor for event in self.job().seen(Verb.SETTLE)])
 
     def let_go(self, point: Failpoint) -> None:
         """Who stands at the point goes on, and nobody stops there any more."""

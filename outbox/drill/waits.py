@@ -163,13 +163,6 @@ class Waits:
 
         self.until(seen, what=f"the event {verb}", who=who)
 
-    def await_settled(self) -> None:
-        """Wait until the cancelled job's run is over, and then for what may follow."""
-        self.until(
-            lambda: self.job().lease_until is None, what="the run to be settled", who="worker"
-        )
-        self.let_pass()
-
     def await_log(self, words: str, *, who: Name, times: int = 1) -> None:
         """Wait until a process has written that, since its latest start."""
 

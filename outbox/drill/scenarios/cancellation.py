@@ -102,7 +102,7 @@ POINTS = (
         summary="cancel a running job, whose attempt then fails",
         expected="it stays cancelled and is not tried again; no {effect}",
         play=cancel_then_fail,
-        wants=lambda given: cancelled(late_events=1),
+        wants=lambda given: cancelled(late_events=1, settled_by=["worker"]),
         risk="none known",
     ),
     Point(
@@ -114,17 +114,19 @@ POINTS = (
         ),
         play=cancel_then_succeed,
         wants=lambda given: cancelled(
-            late_events=1, effects=int(given.kind != "atomic"), keys=int(given.kind != "atomic")
+            late_events=1,
+            settled_by=["worker"],
+            effects=int(given.kind != "atomic"),
+            keys=int(given.kind != "atomic"),
         ),
         risk="a cancellation does not interrupt running code: what it was about to do may happen",
-        unless_blind={},
     ),
     Point(
         name="cancel-then-timeout",
         summary="cancel a running job, which then meets its hard time limit",
         expected="its child is killed, it stays cancelled, and no failure is counted",
         play=cancel_then_timeout,
-        wants=lambda given: cancelled(business=0, child_was_killed=True),
+        wants=lambda given: cancelled(business=0, settled_by=["clerk"], child_was_killed=True),
         risk="none known",
     ),
     Point(
@@ -132,7 +134,7 @@ POINTS = (
         summary="cancel a running job, and SIGKILL the child that runs it",
         expected="it stays cancelled, and no crash is counted; no {effect}",
         play=cancel_then_crash,
-        wants=lambda given: cancelled(killed=KILLED),
+        wants=lambda given: cancelled(killed=KILLED, settled_by=["clerk"]),
         risk="none known",
     ),
     Point(
@@ -167,6 +169,7 @@ POINTS = (
             requeued_too_early=False,
             requeued_afterwards=True,
             state_by_then=State.CANCELLED,
+            settled_by=["clerk"],
             only_its_child_died=True,
             main_process_lives=True,
         ),

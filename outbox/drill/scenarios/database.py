@@ -229,7 +229,7 @@ POINTS = (
         expected="both are repeated and counted once; one attempt, no failure, one effect each",
         play=commit_reply_lost,
         wants=lambda given: own(
-            jobs=2, effects=2, keys=2, replies_swallowed=["UPDATE 1", "UPDATE 1"]
+            jobs=2, effects=2, keys=2, late_events=0, replies_swallowed=["UPDATE 1", "UPDATE 1"]
         ),
         risk="none known",
     ),
