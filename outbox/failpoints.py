@@ -1,8 +1,9 @@
 """Stop points: the places where the recovery drill and the crash tests stop a real process.
 
 Armed by the environment alone, `OUTBOX_FAILPOINTS="claim.claimed=/some/file"`: the first process
-to reach the point creates the file, writes its PID into it and stands still until it is killed
-or the file is removed. Unarmed, `reach` is one look at an empty dict.
+to reach the point creates the file, writes its PID into it and stands still until it is killed,
+or the file is removed (then the next one stops) or emptied (then nobody does any more). Unarmed,
+`reach` is one look at an empty dict.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Failpoint(StrEnum):
     ENQUEUED = "enqueue.inserted"  # the row is written, the caller's transaction still open
     COMMITTED = "publish.committed"  # committed, nothing published yet
     FLUSHED = "publish.flushed"  # the broker has the messages, the rows are not marked
+    DELIVERED = "claim.delivered"  # it has reached the process that would run it; nothing claimed
     CLAIMED = "claim.claimed"  # the claim is committed, the body has not begun
     RETURNED = "run.returned"  # the body is done, its ending not recorded
 
@@ -47,5 +49,12 @@ def _stand_still(marker: Path) -> None:
         return
     with os.fdopen(descriptor, "w") as file:
         file.write(str(os.getpid()))
-    while marker.exists():
+    while _size(marker):
         time.sleep(0.05)
+
+
+def _size(marker: Path) -> int:
+    try:
+        return marker.stat().st_size
+    except FileNotFoundError:
+        return 0

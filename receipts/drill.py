@@ -38,6 +38,7 @@ class ReceiptSubject:
             "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
             "EMAIL_USE_TLS": False,
             "EMAIL_HOST_USER": "",
+            "EMAIL_TIMEOUT": 60,  # longer than any point lets the destination hang
             # Read when the task is bound; its backoff is fixed when it is defined: 0 to 3 s here.
             "CELERY_TASK_ANNOTATIONS": {self.task: {"max_retries": 2}},
         }
@@ -75,6 +76,9 @@ class ReceiptSubject:
 
     def destination(self, mode: Mode) -> None:
         self._mails.behave(mode)
+
+    def hanging(self) -> int:
+        return self._mails.hanging
 
     def effects(self, placed: Placed) -> list[Effect]:
         return [

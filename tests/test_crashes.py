@@ -138,6 +138,21 @@ def test_killed_between_publish_and_mark_the_message_repeats_and_runs_once(
     assert path.read_text() == f"{entry.pk} 0 ran\n"
 
 
+def test_killed_before_the_claim_the_entry_is_published_again_and_no_attempt_is_counted(
+    start_worker: Start, marker: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    first = start_worker(**armed(Failpoint.DELIVERED, marker))
+    result = tasks.noted.delay(str(path))
+    kill_at(marker, first)
+    entry = OutboxEntry.objects.get(pk=result.id)
+    assert (entry.status, entry.attempts) == (State.PUBLISHED, 0)
+    start_worker(name="second")
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes, entry.strands) == (1, 0, 1)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+
+
 def test_killed_between_claim_and_body_another_worker_runs_it_once(
     start_worker: Start, marker: Path, tmp_path: Path
 ) -> None:

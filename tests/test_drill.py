@@ -14,20 +14,23 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 from uuid import uuid4
 
 import psutil
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 
 from outbox.drill.environment import at_database
-from outbox.drill.facts import Facts
+from outbox.drill.facts import Facts, Obligation
 from outbox.drill.fleet import Death
+from outbox.drill.proxy import Proxy
 from outbox.drill.record import Job
 from outbox.drill.scenarios import POINTS
-from outbox.drill.subject import Effect, Placed
+from outbox.drill.scenarios.point import Given, texts
+from outbox.drill.subject import Effect, Kind, Placed
 from tests.waiting import wait_until, wait_until_gone
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,37 +107,105 @@ def family(process: subprocess.Popen[str]) -> list[int]:
 # The real thing
 
 
+class Outcome(NamedTuple):
+    """What a point of the receipt, whose effect is blind, has to come to."""
+
+    jobs: int = 1
+    effects: int = 1
+    duplicates: int = 0
+    killed: int = 0  # processes that end by SIGKILL
+    recovers: bool = True  # something happens after a blow, so that it can be timed
+
+
+#: None of them loses anything.
+OUTCOMES = {
+    "before-commit": Outcome(jobs=0, effects=0, killed=1, recovers=False),
+    "after-commit": Outcome(killed=1),
+    "after-publish": Outcome(killed=1),
+    "after-claim": Outcome(killed=1),
+    "after-effect": Outcome(effects=2, duplicates=1, killed=1),
+    "child-killed": Outcome(killed=1),
+    "poison-pill": Outcome(jobs=2, killed=3),
+    "worker-killed-mid-run": Outcome(killed=1),
+    "duplicate-dies-beside-the-original": Outcome(killed=1),
+    "long-job-beside-a-restart": Outcome(recovers=False),
+    "stopped-past-its-lease": Outcome(effects=2, duplicates=1),
+    "two-recoverers": Outcome(killed=1),
+    "same-hostname-reused": Outcome(killed=1),
+    "after-retry-limit": Outcome(effects=0, recovers=False),
+    "deadline-passed": Outcome(effects=0, recovers=False),
+    "exit-and-memory-error-in-a-task": Outcome(jobs=3, recovers=False),
+    "redelivery-while-running": Outcome(killed=1),
+    "old-worker-new-task": Outcome(recovers=False),
+    "rolling-deploy": Outcome(jobs=4, effects=4),
+    "shutdown-grace-over": Outcome(jobs=2, effects=2),
+    "cancel-then-fail": Outcome(effects=0, recovers=False),
+    "cancel-then-succeed": Outcome(recovers=False),
+    "cancel-then-timeout": Outcome(effects=0, recovers=False),
+    "cancel-then-crash": Outcome(effects=0, killed=1, recovers=False),
+    "cancel-then-stranded": Outcome(effects=0, recovers=False),
+    "cancel-before-claim": Outcome(effects=0, recovers=False),
+    "cancel-terminate-requeue": Outcome(),
+    "row-locked-during-renewal": Outcome(jobs=2, effects=2),
+    "database-restarts-mid-run": Outcome(jobs=2, effects=2),
+    "database-gone-at-completion": Outcome(),
+    "database-killed-after-claim": Outcome(),
+    "database-gone-at-claim": Outcome(jobs=2_000, effects=2_000),
+    "commit-reply-lost": Outcome(jobs=2, effects=2),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.drill
+@pytest.mark.timeout(900)
 def test_all_points_recover_as_promised_and_no_configured_server_is_asked(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     with listener() as server:
         port = server.getsockname()[1]
         run = drill(tmp_path, "--format", "json", "--output", file, port=port)
-    assert (run.returncode, run.stdout) == (0, ""), run.stderr
     found = json.loads(file.read_text())
+    assert {
+        point["name"]: point["problems"] for point in found["points"] if point["problems"]
+    } == {}
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    duplicates = sum(outcome.duplicates for outcome in OUTCOMES.values())
+    count = len(OUTCOMES)
     assert found["summary"] == {
-        "points": 6, "passed": 6, "failed": 0, "lost": 0, "duplicates": 1,
+        "points": count, "passed": count, "failed": 0, "lost": 0, "duplicates": duplicates,
     }  # fmt: skip
     assert [point["name"] for point in found["points"]] == NAMES
-    numbers = ("jobs", "effects", "lost", "duplicates")
-    assert {point["name"]: [point[name] for name in numbers] for point in found["points"]} == {
-        "before-commit": [0, 0, 0, 0],
-        "after-commit": [1, 1, 0, 0],
-        "after-publish": [1, 1, 0, 0],
-        "after-claim": [1, 1, 0, 0],
-        "after-effect": [1, 2, 0, 1],
-        "after-retry-limit": [1, 0, 0, 0],
-    }
+    assert {point["name"]: outcome_of(point) for point in found["points"]} == OUTCOMES
     for point in found["points"]:
         assert point["passed"] is True
+        assert point["lost"] == 0
         assert point["expected"]
         assert point["observed"]
-        killed = point["details"]["deaths"]
-        assert [death["returncode"] for death in killed] == [-9] * len(killed)
-        recovers = point["name"] not in ("before-commit", "after-retry-limit")
-        assert isinstance(point["recovery_seconds"], float) is recovers
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def outcome_of(point: Any) -> Outcome:
+    return Outcome(
+        jobs=point["jobs"],
+        effects=point["effects"],
+        duplicates=point["duplicates"],
+        killed=sum(death["returncode"] == -9 for death in point["details"]["deaths"]),
+        recovers=isinstance(point["recovery_seconds"], float),
+    )
+
+
+def test_every_point_has_an_outcome_that_is_pinned() -> None:
+    assert list(OUTCOMES) == NAMES
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_point_says_what_it_is_for_whatever_the_effect_is(kind: Kind) -> None:
+    given = Given(kind=kind, effect="receipt", business="order", attempts=3, crashes=3)
+    for point in POINTS:
+        said = texts(point, given=given)
+        for sentence in (said.summary, said.expected, said.uncertain, said.risk):
+            assert sentence
+            assert not {"{", "}"} & set(sentence)
+        assert point.wants(given)["effects"] in (0, 1, 2, 4, 2_000)
 
 
 @pytest.mark.slow
@@ -342,38 +413,74 @@ JOB = Job(
     lease_until=None,
     events=(),
 )
-FACTS = Facts(
+OWED = Obligation(
     placed=Placed(reference="r", business_id="1", job_id=JOB.id),
-    jobs=(JOB,),
+    job=JOB,
     effects=(Effect(key="k", at=NOW), Effect(key="k", at=NOW + timedelta(seconds=5))),
+)
+FACTS = Facts(
+    obligations=(OWED,),
     deliveries=2,
     discarded=0,
     signals=0,
     owner_mails=0,
     deaths=(Death(name="worker", pid=1, at=NOW.timestamp() + 1, returncode=-9),),
+    struck_at=NOW.timestamp() + 1,
     renewed=None,
 )
 
 
-def test_recovery_ends_with_the_first_effect_after_the_kill() -> None:
+def facts(*obligations: Obligation) -> Facts:
+    return replace(FACTS, obligations=obligations)
+
+
+def test_recovery_ends_with_the_first_effect_after_the_blow() -> None:
     assert FACTS.recovery_seconds == 4
-    assert replace(FACTS, effects=()).recovery_seconds == 8
-    assert replace(FACTS, deaths=()).recovery_seconds is None
+    assert facts(replace(OWED, effects=())).recovery_seconds == 8
+    assert replace(FACTS, struck_at=None).recovery_seconds is None
+    assert replace(FACTS, struck_at=NOW.timestamp() + 10).recovery_seconds is None
 
 
 @pytest.mark.parametrize(
-    ("facts", "lost", "duplicates"),
+    ("owed", "lost", "duplicates"),
     [
-        (FACTS, 0, 1),
-        (replace(FACTS, effects=()), 1, 0),  # succeeded without its effect
-        (replace(FACTS, jobs=(), effects=()), 1, 0),  # owed by a committed row, never recorded
-        (replace(FACTS, jobs=(replace(JOB, state="running"),)), 1, 1),
-        (replace(FACTS, jobs=(replace(JOB, state="uncertain"),), effects=()), 0, 0),
-        (replace(FACTS, jobs=(replace(JOB, state="failed"),), effects=()), 0, 0),
-        (replace(FACTS, jobs=(), placed=Placed(reference="r")), 0, 2),  # sent, and never owed
+        (OWED, 0, 1),
+        (replace(OWED, effects=()), 1, 0),  # succeeded without its effect
+        (replace(OWED, job=None, effects=()), 1, 0),  # owed by a committed row, never recorded
+        (replace(OWED, job=replace(JOB, state="running")), 1, 1),
+        (replace(OWED, job=replace(JOB, state="uncertain"), effects=()), 0, 0),
+        (replace(OWED, job=replace(JOB, state="failed"), effects=()), 0, 0),
+        (replace(OWED, job=replace(JOB, state="cancelled"), effects=()), 0, 0),
+        (replace(OWED, placed=None), 0, 1),  # a job of the drill's own
+        (replace(OWED, job=None, placed=Placed(reference="r")), 0, 2),  # sent, and never owed
     ],
 )
 def test_lost_and_duplicates_are_counted_by_obligation(
-    facts: Facts, lost: int, duplicates: int
+    owed: Obligation, lost: int, duplicates: int
 ) -> None:
-    assert (facts.lost, facts.duplicates) == (lost, duplicates)
+    assert (owed.is_lost, owed.duplicates) == (bool(lost), duplicates)
+    kept = replace(OWED, effects=OWED.effects[:1])
+    both = facts(owed, kept)  # what one has too many does not stand in for what another lacks
+    assert (both.lost, both.duplicates) == (lost, duplicates)
+
+
+def test_counters_that_jobs_do_not_share_are_listed() -> None:
+    other = replace(OWED, job=replace(JOB, id=uuid4(), attempts=1))
+    assert facts(OWED, other).values()["attempts"] == [2, 1]
+    assert facts(OWED, OWED).values()["attempts"] == 2
+    assert facts().values()["state"] is None
+
+
+def test_a_swallowed_reply_cuts_the_connection_of_a_statement_that_has_committed() -> None:
+    given = connection.settings_dict
+    proxy = Proxy(given["HOST"], int(given["PORT"]))
+    with proxy.running():
+        url = f"host=127.0.0.1 port={proxy.port} dbname={given['NAME']}"
+        secret = {"user": given["USER"], "password": given["PASSWORD"]}
+        with psycopg.connect(url, autocommit=True, **secret) as session:
+            assert session.execute("SELECT 1").fetchone() == (1,)
+            proxy.swallow("SELECT 40 +")
+            with pytest.raises(psycopg.OperationalError):
+                session.execute("SELECT 40 + %s", [2], prepare=True)
+    assert proxy.swallowed == ["SELECT 1"]
+    assert not proxy.armed

@@ -6,12 +6,13 @@ from django.apps import AppConfig
 
 
 class DrillConfig(AppConfig):
-    """Lets the witness hear what happens in each drilled process."""
+    """Brings the drill's own tasks into each drilled process, and the witness's ears."""
 
     name = "outbox.drill"
     label = "celery_outbox_drill"
 
     def ready(self) -> None:
-        from outbox.drill import witness
+        from outbox.drill import tasks, unknowing, witness  # noqa: F401
 
         witness.listen()
+        unknowing.listen()

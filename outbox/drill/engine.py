@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,14 +16,18 @@ from celery import current_app
 from django.conf import settings as django_settings
 from django.core.management import call_command
 
-from outbox.drill import about, environment, record
+from outbox.conf import settings
+from outbox.drill import about, environment, record, tasks
+from outbox.drill.broker import Broker
+from outbox.drill.database import Database
 from outbox.drill.errors import DrillError, WaitedInVain
 from outbox.drill.facts import Facts
 from outbox.drill.fleet import Fleet
-from outbox.drill.scenarios import POINTS, Point, Texts, texts
+from outbox.drill.scenarios import POINTS
+from outbox.drill.scenarios.point import Given, Point, Texts, texts
 from outbox.drill.stage import Means, Say, Stage
 from outbox.drill.subject import Subject, load
-from outbox.embedded import Servers, servers
+from outbox.embedded import EmbeddedError, Servers, servers
 from outbox.embedded.folder import held
 from outbox.embedded.interrupts import signals_as_exit
 
@@ -80,7 +85,8 @@ def run(points: Sequence[Point], *, subject: str, timeout: float, say: Say) -> D
         servers(folder / "servers", keep=False) as own,
         _means(own, subject_, folder=folder, say=say) as means,
     ):
-        means = replace(means, retries=limit, timeout=timeout)
+        crashes = task.max_crashes or settings().MAX_CRASHES
+        means = replace(means, retries=limit, crashes=crashes, timeout=timeout)
         results = tuple(_play(point, means) for point in points)
         drill = Drill(
             about=about.describe(task, subject=subject_, own=own),
@@ -131,8 +137,10 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
             overrides=subject.settings,
         )
         stack.enter_context(environment.at_database(own.postgres.url))
+        stack.enter_context(environment.at_broker(own.valkey.url))
         say("making the tables")
         call_command("migrate", verbosity=0, interactive=False)
+        tasks.make_table()
         fleet = Fleet(
             env=env | found,
             folder=folder,
@@ -140,7 +148,13 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
             wsgi=django_settings.WSGI_APPLICATION,
         )
         stack.callback(fleet.kill_all)
-        yield Means(subject=subject, fleet=fleet, broker_url=own.valkey.url, say=say)
+        yield Means(
+            subject=subject,
+            fleet=fleet,
+            broker=Broker(own.valkey.url, app=current_app),
+            database=Database(own.postgres),
+            say=say,
+        )
 
 
 def _start(subject: Subject, env: dict[str, str]) -> None:
@@ -154,31 +168,38 @@ def _play(point: Point, means: Means) -> Result:
     def say(text: str) -> None:
         means.say(f"{point.name}: {text}")
 
+    given = _given(means)
     stage = Stage(replace(means, say=say))
     problems: list[str] = []
     try:
         point.play(stage)
+    except (DrillError, EmbeddedError):
+        raise
     except WaitedInVain as error:
         problems.append(str(error))
+    except Exception as error:  # the other points are worth playing all the same
+        problems.append(f"{type(error).__name__}: {error}")
     facts = stage.facts()
-    problems = [*_differences(facts, point.wants(means.subject.kind, means.attempts)), *problems]
+    problems = [*_differences(facts, point.wants(given)), *problems]
     say("NOT as expected" if problems else "as expected")
-    return Result(point=point, texts=_texts(point, means), facts=facts, problems=tuple(problems))
+    return Result(
+        point=point, texts=texts(point, given=given), facts=facts, problems=tuple(problems)
+    )
 
 
-def _texts(point: Point, means: Means) -> Texts:
+def _given(means: Means) -> Given:
     subject = means.subject
-    return texts(
-        point,
+    return Given(
         kind=subject.kind,
         effect=subject.effect,
         business=subject.business,
         attempts=means.attempts,
+        crashes=means.crashes,
     )
 
 
 def _differences(facts: Facts, wants: Mapping[str, Any]) -> list[str]:
-    values = facts.values()
+    values = defaultdict(lambda: "not seen", facts.values())
     # None where the subject cannot tell: then the record must do.
     unlike = [name for name, want in wants.items() if values[name] not in (want, None)]
     missing = [name for name, want in wants.items() if values[name] is None and name == "state"]

@@ -23,6 +23,7 @@ DATABASE = "OUTBOX_DRILL_DATABASE"  # the URL of the drill's PostgreSQL
 FOLDER = "OUTBOX_DRILL_FOLDER"
 OVERRIDES = "OUTBOX_DRILL_OVERRIDES"  # the subject's settings, as JSON
 JOURNAL = "OUTBOX_DRILL_JOURNAL"  # file that the witness writes to
+UNKNOWN = "OUTBOX_DRILL_UNKNOWN"  # a task whose code this worker is to be without
 
 #: Short times, so that a drill takes seconds. Nothing that reaches outside it: see `settings`.
 TIMES: Mapping[str, float] = {
@@ -42,13 +43,12 @@ def variables(
     return {
         "DJANGO_SETTINGS_MODULE": SETTINGS,
         PROJECT: project_settings(),
-        DATABASE: database,
         FOLDER: str(folder),
         JOURNAL: str(folder / "journal"),
         OVERRIDES: json.dumps(dict(overrides)),
-        "DATABASE_URL": database,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         FAILPOINTS: "",
+        **database_variables(database),
         **broker_variables(broker),
     }
 
@@ -57,6 +57,27 @@ def broker_variables(url: str) -> dict[str, str]:
     """Celery lets these three overrule its settings: each must name the drill's own broker."""
     names = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
     return dict.fromkeys(names, url)
+
+
+@contextmanager
+def at_broker(url: str) -> Iterator[None]:
+    """Let this process's Celery app mean the broker at `url`, whatever its settings say."""
+    variables = broker_variables(url)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def database_variables(url: str) -> dict[str, str]:
+    """The drilled processes' database, under both names that they may know it by."""
+    return {DATABASE: url, "DATABASE_URL": url}
 
 
 def project_settings() -> str:

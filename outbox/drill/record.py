@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from django.apps import apps
+
 from outbox.lifecycle.cancel import cancel
-from outbox.models import OutboxEntry, OutboxEvent, OutboxTick
+from outbox.models import EntryQuerySet, OutboxEntry, OutboxEvent, OutboxTick
 from outbox.states import FINAL, State
 from outbox.ticks import DISPATCH
 from outbox.transitions import TELL_OWNER
@@ -19,10 +21,12 @@ class Event:
     """A step off the plain happy path."""
 
     verb: str
+    at: datetime
     attempt: int
     actor: str
     words: str
     traceback: str
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +35,21 @@ class Job:
 
     id: UUID
     state: str
+    version: int = 0
+    queue: str = "celery"
     attempts: int
     failures: int
     crashes: int
+    releases: int = 0
     publishes: int
     subject: str
     owner: str
     error: str
     due_at: datetime
+    started_at: datetime | None = None
     finished_at: datetime | None
+    deadline_at: datetime | None = None
+    lease_pid: int | None = None
     lease_until: datetime | None
     events: tuple[Event, ...]
 
@@ -51,16 +61,34 @@ class Job:
     def waits_for_a_person(self) -> bool:
         return self.state == State.UNCERTAIN
 
+    def seen(self, verb: str) -> tuple[Event, ...]:
+        """Its events of that verb."""
+        return tuple(event for event in self.events if event.verb == verb)
 
-def job_ids(task: str) -> frozenset[UUID]:
-    """All entries of the task."""
-    return frozenset(OutboxEntry.objects.filter(task=task).values_list("pk", flat=True))
+
+def jobs_since(moment: datetime, *, tasks: Collection[str]) -> tuple[Job, ...]:
+    """Those tasks' entries that were made after that moment, oldest first."""
+    rows = _since(moment, tasks=tasks).prefetch_related("events").order_by("created_at", "pk")
+    return tuple(map(_job, rows))
 
 
-def jobs_since(known: Collection[UUID], *, task: str) -> tuple[Job, ...]:
-    """The task's entries that are not among the known ones, oldest first."""
-    entries = OutboxEntry.objects.filter(task=task).exclude(pk__in=known).order_by("created_at")
-    return tuple(_job(entry) for entry in entries)
+def count(moment: datetime, *, tasks: Collection[str], states: Collection[State]) -> int:
+    """How many of them are in those states."""
+    return _since(moment, tasks=tasks).filter(status__in=states).count()
+
+
+def _since(moment: datetime, *, tasks: Collection[str]) -> EntryQuerySet:
+    return OutboxEntry.objects.filter(task__in=tasks, created_at__gt=moment)
+
+
+def stored_failures(job_ids: Collection[UUID]) -> int | None:
+    """How many of these Celery's result store calls a FAILURE. None: it is not in the database."""
+    if not apps.is_installed("django_celery_results"):
+        return None
+    from django_celery_results.models import TaskResult
+
+    ids = list(map(str, job_ids))
+    return int(TaskResult.objects.filter(task_id__in=ids, status="FAILURE").count())
 
 
 def owner_is_told(job_id: UUID) -> bool:
@@ -69,10 +97,10 @@ def owner_is_told(job_id: UUID) -> bool:
     return messages.filter(status=State.SUCCEEDED).exists()
 
 
-def last_dispatch() -> datetime | None:
-    """When a dispatcher last finished a pass."""
+def last_pass(tick: str = DISPATCH) -> datetime | None:
+    """When somebody last finished a pass of that tick."""
     found: datetime | None = (
-        OutboxTick.objects.filter(name=DISPATCH).values_list("last_at", flat=True).first()
+        OutboxTick.objects.filter(name=tick).values_list("last_at", flat=True).first()
     )
     return found
 
@@ -92,15 +120,21 @@ def _job(entry: OutboxEntry) -> Job:
     return Job(
         id=entry.pk,
         state=str(entry.status),
+        version=entry.version,
+        queue=entry.queue,
         attempts=entry.attempts,
         failures=entry.failures,
         crashes=entry.crashes,
+        releases=entry.releases,
         publishes=entry.publishes,
         subject=entry.subject,
         owner=entry.owner,
         error=entry.error,
         due_at=entry.due_at,
+        started_at=entry.started_at,
         finished_at=entry.finished_at,
+        deadline_at=entry.deadline_at,
+        lease_pid=entry.lease_pid,
         lease_until=entry.lease_until,
         events=tuple(map(_event, entry.events.all())),
     )
@@ -109,8 +143,10 @@ def _job(entry: OutboxEntry) -> Job:
 def _event(event: OutboxEvent) -> Event:
     return Event(
         verb=event.verb,
+        at=event.at,
         attempt=event.attempt,
         actor=event.actor,
         words=event.error.partition("\n")[0] or event.reason,
         traceback=event.traceback,
+        started_at=event.started_at,
     )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from outbox.drill.engine import Drill, Result
-from outbox.drill.facts import Facts
+from outbox.drill.facts import Facts, Obligation
+from outbox.drill.fleet import Death
 from outbox.drill.record import Job
 
 WIDTH = 100
 LABEL = 18
+SHOWN = 5  # jobs of a point whose IDs and events are shown; all are counted
 SEEN_AT = "manage.py outbox_status, and in the admin at Outbox › Entries"
 
 
@@ -91,7 +94,7 @@ def _point_json(result: Result) -> dict[str, Any]:
         "uncertain": result.texts.uncertain,
         "risk": result.texts.risk,
         "seconds_open": facts.seconds_open,
-        "details": asdict(facts),
+        "details": asdict(replace(facts, obligations=facts.obligations[:SHOWN])),
     }
 
 
@@ -143,7 +146,7 @@ def _point_text(numbered: tuple[int, Result]) -> str:
     rows = {
         "Stop point": words.summary,
         f"{words.business.capitalize()}, job": _ids(facts),
-        "Durable record": "\n".join(map(_record, facts.jobs)) or "none",
+        "Durable record": "\n".join(_counted(map(_record, facts.jobs))) or "none",
         "Events": "\n".join(_events(facts)) or "none",
         "Expected": words.expected,
         "Observed": observed(result),
@@ -162,14 +165,27 @@ def observed(result: Result) -> str:
     """What was seen, in a sentence."""
     facts = result.facts
     effects, keys = len(facts.effects), len({effect.key for effect in facts.effects})
-    deaths = [f"{death.name} ended by signal {-death.returncode}" for death in facts.deaths]
-    parts = [*deaths, *_seen_jobs(result), _many(effects, result.texts.effect)]
+    deaths = [f"{death.name} {_end(death)}" for death in facts.deaths]
+    noun = result.texts.effect if any(each.placed for each in facts.obligations) else "effect"
+    parts = [*deaths, *_seen_jobs(result), _many(effects, noun)]
     if effects > 1:
         parts[-1] += f" under {_many(keys, 'key')}"
     if facts.signals:
         mails = "" if facts.owner_mails is None else f" and {_many(facts.owner_mails, 'mail')}"
         parts.append(f"owner told by {_many(facts.signals, 'signal')}{mails}")
-    return "; ".join(parts)
+    return "; ".join([*parts, *(f"{name}: {_plain(value)}" for name, value in facts.notes.items())])
+
+
+def _end(death: Death) -> str:
+    if death.returncode < 0:
+        return f"ended by signal {-death.returncode}"
+    return f"ended with status {death.returncode}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _seen_jobs(result: Result) -> list[str]:
@@ -179,10 +195,17 @@ def _seen_jobs(result: Result) -> list[str]:
     found = [
         f"job {job.state} after {_many(job.attempts, 'attempt')}, "
         f"{_many(job.failures, 'failure')}, {_many(job.crashes, 'crash')}"
+        + (f", {_many(job.releases, 'release')}" if job.releases else "")
         for job in facts.jobs
     ]
     discarded = f", {facts.discarded} discarded" if facts.discarded else ""
-    return [*found, f"{_many(facts.deliveries, 'delivery')}{discarded}"]
+    return [*_counted(found), f"{_many(facts.deliveries, 'delivery')}{discarded}"]
+
+
+def _counted(lines: Iterable[str]) -> list[str]:
+    """Each line once, with how often it came."""
+    found = Counter(lines)
+    return [line if count == 1 else f"{count:,} × {line}" for line, count in found.items()]
 
 
 def _many(count: int, noun: str) -> str:
@@ -191,25 +214,31 @@ def _many(count: int, noun: str) -> str:
 
 
 def _ids(facts: Facts) -> str:
-    placed = facts.placed
+    lines = [_id(each) for each in facts.obligations[:SHOWN]]
+    more = len(facts.obligations) - SHOWN
+    return "\n".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]) or "none was placed"
+
+
+def _id(obligation: Obligation) -> str:
+    job = str(obligation.job.id) if obligation.job else "none"
+    placed = obligation.placed
     if placed is None:
-        return "none was placed"
+        return f"none, {job} (a task of the drill's own)"
     if placed.business_id is None:
         return f"none exists for {placed.reference}"
-    jobs = ", ".join(str(job.id) for job in facts.jobs) or "none"
-    return f"{placed.business_id}, {jobs}"
+    return f"{placed.business_id}, {job}"
 
 
 def _record(job: Job) -> str:
     error = f"; {job.error}" if job.error else ""
     return (
         f"{job.state}; attempts {job.attempts}, failures {job.failures}, crashes {job.crashes}, "
-        f"publishes marked {job.publishes}{error}"
+        f"releases {job.releases}, publishes marked {job.publishes}{error}"
     )
 
 
 def _events(facts: Facts) -> Iterator[str]:
-    for job in facts.jobs:
+    for job in facts.jobs[:SHOWN]:
         for event in job.events:
             kept = ", traceback kept" if event.traceback else ""
             yield f"{event.verb} at attempt {event.attempt} by {event.actor}: {event.words}{kept}"
@@ -217,10 +246,11 @@ def _events(facts: Facts) -> Iterator[str]:
 
 def _recovery(facts: Facts) -> str:
     if facts.recovery_seconds is not None:
-        return f"{facts.recovery_seconds:.1f} s from the SIGKILL"
-    if facts.deaths:
-        return "nothing was to recover" if not facts.owed else "it did not"
-    return f"no process died; the job was open for {facts.seconds_open or 0:.1f} s"
+        return f"{facts.recovery_seconds:.1f} s from the blow"
+    if facts.struck_at:
+        over = all(job.has_ended for job in facts.jobs)
+        return "nothing was to recover" if over else "it did not"
+    return f"nothing was struck; the job was open for {facts.seconds_open or 0:.1f} s"
 
 
 def _rows(rows: Mapping[str, str]) -> str:
@@ -238,7 +268,8 @@ def _row(label: str, text: str) -> Iterator[str]:
 
 
 def _table(drill: Drill) -> str:
-    line = "{:<18}{:<8}{:>12}{:>6}{:>9}{:>6}{:>12}"
+    name = max(len(result.point.name) for result in drill.results) + 1
+    line = f"{{:<{name}}}{{:<8}}{{:>9}}{{:>7}}{{:>9}}{{:>6}}{{:>12}}"
     head = line.format("POINT", "", "RECOVERY", "JOBS", "EFFECTS", "LOST", "DUPLICATES")
     rows = [head]
     for result in drill.results:

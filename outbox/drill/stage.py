@@ -2,75 +2,67 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from contextlib import contextmanager
+from signal import Signals
+from typing import Any
 from uuid import UUID
 
-import redis
-
-from outbox.drill import record, witness
-from outbox.drill.environment import TIMES
+import outbox
+from outbox.drill import record, tasks, witness
 from outbox.drill.errors import WaitedInVain
-from outbox.drill.facts import Facts
-from outbox.drill.fleet import Death, Fleet, Name
-from outbox.drill.processes import ProcessError
+from outbox.drill.facts import Facts, Obligation
+from outbox.drill.fleet import WORKERS, Death, Env, Name
+from outbox.drill.processes import Process, ProcessError
 from outbox.drill.record import Job
-from outbox.drill.subject import Placed, Subject
+from outbox.drill.subject import Effect, Mode, Placed
+from outbox.drill.waits import Means, Say, Waits
 from outbox.failpoints import Failpoint
-from outbox.states import State
+from outbox.states import Verb
+from outbox.tasks import OutboxTask
 
-POLL_SECONDS = 0.03
-PASSES = 2  # of the dispatcher, after which nothing more is to be expected
+__all__ = ["Means", "Say", "Stage"]
 
-T = TypeVar("T")
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """What all points share."""
-
-    subject: Subject
-    fleet: Fleet
-    broker_url: str
-    say: Say
-    retries: int = 0  # the task's max_retries during the drill
-    timeout: float = 30  # seconds; the bound on each wait
-
-    @property
-    def attempts(self) -> int:
-        """How many attempts the task has before it fails for good."""
-        return self.retries + 1
+ACTOR = "drill"
+_DISCARDED = re.compile(r"outbox\.delivery\.discarded entry_id=(\S+)").findall
+NOBODY: Mapping[Name, Env] = {}
 
 
-class Stage:
-    """Plays one point. Every wait is bounded and says what it waits for."""
+class Stage(Waits):
+    """Plays one point."""
 
     def __init__(self, means: Means) -> None:
-        self.means, self.fleet, self.subject = means, means.fleet, means.subject
+        means.fleet.reset()
+        means.subject.destination("ok")
+        super().__init__(means)
         self.deaths: list[Death] = []
-        self.renewed: bool | None = None
-        self.stopped_pid: int | None = None
-        self._known = record.job_ids(self.subject.task)
-        self._placing: Future[Placed] | None = None
+        self.struck_at: float | None = None
+        self.notes: dict[str, Any] = {}
         record.cancel_open_jobs()
-        with redis.Redis.from_url(means.broker_url) as client:
-            client.flushdb()
+        means.broker.wipe()
 
-    # --- steps --------------------------------------------------------------------------------
+    # --- starting and owing -------------------------------------------------------------------
 
-    def start(self, **special: Mapping[str, str]) -> None:
-        """Have web, dispatcher and worker run, the named ones with this environment on top."""
-        self.start_only(**({"web": {}, "dispatcher": {}, "worker": {}} | special))
+    def start(self, special: Mapping[Name, Env] = NOBODY) -> None:
+        """Have web, dispatcher and worker run, and those named with this environment on top."""
+        self.start_only({"web": {}, "dispatcher": {}, "worker": {}, **special})
 
-    def start_only(self, **wanted: Mapping[str, str]) -> None:
+    def start_without_worker(self, special: Mapping[Name, Env] = NOBODY) -> None:
+        """As `start`, but nobody takes what is published."""
+        self.fleet.stop("worker")
+        self.start_only({"web": {}, "dispatcher": {}, **special})
+
+    def start_only(self, wanted: Mapping[Name, Env]) -> None:
         """Have these run, each with this environment on top."""
         self.means.say("starting what this point needs")
-        self.fleet.ensure({cast(Name, name): env for name, env in wanted.items()})
+        self.fleet.ensure(wanted)
+
+    def stop_at(self, *points: Failpoint, armed: bool = True) -> Env:
+        return self.fleet.stop_at(*points, armed=armed)
 
     def place(self) -> None:
         """Ask for one obligation, in a thread: the web may be about to die."""
@@ -84,140 +76,157 @@ class Stage:
             except Exception as error:
                 placing.set_exception(error)
 
-        self._placing = placing
+        self.expected += 1
+        self._placing.append(placing)
         threading.Thread(target=ask, daemon=True, name="placing").start()
 
-    def await_stop(self, name: Name, *, at: Failpoint) -> None:
-        """Wait until the process stands still at the point."""
-        marker = self.fleet.marker(at)
-        what = f"the {name} to reach {at}"
+    def owe(self, task: OutboxTask, *args: Any) -> None:
+        """Enqueue a task of the drill's own, from this process."""
+        self.expected += 1
+        task.apply_async(args)
 
-        def standing() -> str:
-            self._raise_if_not_placed()
-            return marker.read_text() if marker.exists() else ""
-
-        self.stopped_pid = int(self.until(standing, what=what, who=name))
-        if not self.fleet.belongs(self.stopped_pid, name):
-            raise WaitedInVain(f"{at} was reached by PID {self.stopped_pid}, not by the {name}")
+    # --- blows --------------------------------------------------------------------------------
 
     def kill(self, name: Name) -> None:
         """SIGKILL it where it stands."""
         self.means.say(f"sending SIGKILL to the {name}")
-        self.deaths.append(self.fleet.kill(name))
+        self._note_death(self.fleet.kill(name))
 
-    def await_lease_renewal(self) -> None:
-        """Look whether the stopped run's lease is renewed, for as long as a renewal may take."""
-        self.means.say("watching its lease")
-        (job,) = self.jobs()
-        deadline = time.monotonic() + TIMES["LEASE"] / 2
-        self.renewed = False
-        while not self.renewed and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            self.renewed = self.jobs()[0].lease_until != job.lease_until
+    def kill_child(self, pid: int, *, rearm: Failpoint | None = None) -> None:
+        """SIGKILL one child of the worker, and note how its crash is counted afterwards."""
+        self.means.say(f"sending SIGKILL to the worker's child {pid}")
+        self._note_death(self.fleet.kill_child("worker", pid, rearm=rearm))
 
-    def await_published(self) -> None:
-        def published() -> bool:
-            return any(job.state == State.PUBLISHED for job in self.jobs())
+    def freeze(self, name: Name) -> None:
+        self.means.say(f"sending SIGSTOP to the {name} and its children")
+        self.fleet.freeze(name)
+        self.strike()
 
-        self.until(published, what="the job to be published and marked", who="dispatcher")
+    def thaw(self, name: Name) -> None:
+        self.means.say(f"sending SIGCONT to the {name} and its children")
+        self.fleet.thaw(name)
 
-    def await_discard(self) -> None:
+    def ask_to_end(
+        self, name: Name, number: Signals, *, then: tuple[Signals, str] | None = None
+    ) -> Callable[[], None]:
+        """Send it, and another signal once its log says that. What this gives awaits its exit."""
+        self.means.say(f"sending {number.name} to the {name}")
+        self.strike()
+        at = time.time()
+        process = self.fleet.ask_to_end(name, number)
+        if then:
+            second, words = then
+            self.until(lambda: words in process.tail(200), what=f"{words!r}", who=name)
+            self.means.say(f"sending {second.name} to the {name}")
+            process.signal(second)
+        return lambda: self._await_exit(process, name=name, at=at)
+
+    def strike(self) -> None:
+        """The time to recover runs from here."""
+        self.struck_at = time.time()
+
+    def note(self, **seen: Any) -> None:
+        """What this point alone looks at; underscores become spaces in the report."""
+        self.notes |= {name.replace("_", " "): value for name, value in seen.items()}
+
+    @contextmanager
+    def hanging_destination(self) -> Iterator[Callable[[Mode], None]]:
+        """Let every attempt hang, until what this gives is told how they are answered."""
+        self.subject.destination("hang")
+        try:
+            yield self.subject.destination
+        finally:
+            self.subject.destination("ok")
+
+    def cancel(self, *, terminate: bool = False) -> None:
+        """Cancel the oldest job, as its owner would."""
+        self.means.say("cancelling the job")
+        outbox.cancel(self.job().id, actor=ACTOR, terminate=terminate)
+
+    def requeue(self) -> bool:
+        return outbox.requeue(self.job().id, actor=ACTOR)
+
+    def await_settled(self) -> None:
+        """Wait until a cancelled job's run is over; note who saw that, and let follow what may."""
         self.until(
-            lambda: self._discarded(self._job_id()),
-            what="the second delivery to be discarded",
-            who="worker",
+            lambda: self.job().lease_until is None, what="the run to be settled", who="worker"
         )
-
-    def await_owner_told(self) -> None:
-        job_id = self._job_id()
-        what = "the job's owner to be told"
-        self.until(lambda: record.owner_is_told(job_id), what=what, who="worker")
-
-    def await_end(self) -> None:
-        """Wait until the job has ended or waits for a person, and then for what may follow."""
-
-        def ended() -> bool:
-            self._raise_if_not_placed()
-            jobs = self.jobs()
-            return bool(jobs) and all(job.has_ended or job.waits_for_a_person for job in jobs)
-
-        self.until(ended, what="the job to reach its end", who="worker")
         self.let_pass()
+        self.note(settled_by=[event.actor for event in self.job().seen(Verb.SETTLE)])
 
-    def let_pass(self) -> None:
-        """Wait for some whole passes of the dispatcher: what is to come has come then."""
-        for _ in range(PASSES):
-            before = record.last_dispatch()
-            self.until(
-                lambda before=before: record.last_dispatch() != before,  # type: ignore[misc]
-                what="the dispatcher to make a pass",
-                who="dispatcher",
-            )
+    def let_go(self, point: Failpoint) -> None:
+        """Who stands at the point goes on, and nobody stops there any more."""
+        self.means.say(f"letting go at {point}")
+        self.fleet.let_go(point)
 
-    def until(self, predicate: Callable[[], T], *, what: str, who: Name) -> T:
-        """Ask until the answer is true.
+    def _note_death(self, death: Death) -> None:
+        self.deaths.append(death)
+        self.struck_at = death.at
 
-        Raises:
-            WaitedInVain: the time is over, or a process died that nobody killed.
-        """
-        self.means.say(f"waiting for {what}")
-        deadline = time.monotonic() + self.means.timeout
-        while not (answer := predicate()):
-            try:
-                self.fleet.check()
-            except ProcessError as error:
-                raise WaitedInVain(f"{error}\nThis was while waiting for {what}") from error
-            if time.monotonic() > deadline:
-                tail = self.fleet.tail(who)
-                raise WaitedInVain(
-                    f"waited {self.means.timeout:g} s in vain for {what}. The end of "
-                    f"{self.fleet.log(who)}:\n{tail}"
-                )
-            time.sleep(POLL_SECONDS)
-        return answer
+    def _await_exit(self, process: Process, *, name: Name, at: float) -> None:
+        self.means.say(f"waiting for the {name} to end")
+        try:
+            self.deaths.append(self.fleet.await_exit(process, name=name, at=at))
+        except ProcessError as error:
+            raise WaitedInVain(str(error)) from error
 
     # --- looks --------------------------------------------------------------------------------
 
-    def jobs(self) -> tuple[Job, ...]:
-        return record.jobs_since(self._known, task=self.subject.task)
-
     def facts(self) -> Facts:
         """All that can be seen of the point now."""
-        placed = self._placed()
-        jobs = self.jobs()
-        job_id = jobs[0].id if jobs else placed and placed.job_id
-        journal = self.fleet.folder / "journal"
+        obligations = self._obligations()
+        ids = [each.job.id for each in obligations if each.job]
+        mails = [self.subject.owner_mails(job_id) for job_id in ids]
+        noted = witness.count(self.fleet.folder / "journal", job_ids=ids)
         return Facts(
-            placed=placed,
-            jobs=jobs,
-            effects=tuple(self.subject.effects(placed)) if placed else (),
-            deliveries=witness.count(journal, witness.RECEIVED, job_id=job_id) if job_id else 0,
-            discarded=self._discarded(job_id) if job_id else 0,
-            signals=witness.count(journal, witness.FAILED, job_id=job_id) if job_id else 0,
-            owner_mails=self.subject.owner_mails(job_id) if job_id else 0,
+            obligations=obligations,
+            deliveries=noted[witness.RECEIVED],
+            discarded=self.discarded(*ids),
+            signals=noted[witness.FAILED],
+            owner_mails=None if None in mails else sum(mail or 0 for mail in mails),
             deaths=tuple(self.deaths),
             renewed=self.renewed,
+            struck_at=self.struck_at,
+            stored_failures=record.stored_failures(ids),
+            notes=dict(self.notes),
         )
 
-    def _placed(self) -> Placed | None:
-        """As committed in the database, under the reference that was chosen."""
-        if self._placing is None:
-            return None
+    def discarded(self, *job_ids: UUID) -> int:
+        """How many deliveries of the jobs ran nothing, by what the workers say."""
+        ids = set(map(str, job_ids))
+        return sum(found in ids for text in self._worker_logs() for found in _DISCARDED(text))
+
+    def await_discard(self) -> None:
+        job_id = self.job().id
+        what = "a delivery to be discarded"
+        self.until(lambda: self.discarded(job_id), what=what, who="worker")
+
+    def _worker_logs(self) -> Iterator[str]:
+        for log in map(self.fleet.log, WORKERS):
+            if log.exists():
+                yield log.read_text(errors="replace")
+
+    def _obligations(self) -> tuple[Obligation, ...]:
+        placed = [found for found in map(self._committed, self._placing) if found]
+        by_job = {each.job_id: each for each in placed if each.job_id}
+        own = tasks.effects([job.id for job in self.jobs()])
+        found = [self._obligation(job, by_job.pop(job.id, None), own) for job in self.jobs()]
+        without = [each for each in placed if not each.job_id or each.job_id in by_job]
+        return (*found, *(self._without_job(each) for each in without))
+
+    def _obligation(
+        self, job: Job, placed: Placed | None, own: Mapping[UUID, list[Effect]]
+    ) -> Obligation:
+        effects = self.subject.effects(placed) if placed else own.get(job.id, [])
+        return Obligation(placed=placed, job=job, effects=tuple(effects))
+
+    def _without_job(self, placed: Placed) -> Obligation:
+        return Obligation(placed=placed, effects=tuple(self.subject.effects(placed)))
+
+    def _committed(self, placing: Future[Placed]) -> Placed | None:
+        """As it is in the database, under the reference that was chosen."""
         try:
-            placed = self._placing.result(self.means.timeout)
+            placed = placing.result(self.means.timeout)
         except Exception:
             return None
         return self.subject.find(placed)
-
-    def _raise_if_not_placed(self) -> None:
-        if self._placing and self._placing.done() and (error := self._placing.exception()):
-            what = f"the {self.subject.business} could not be placed"
-            raise WaitedInVain(f"{what}: {type(error).__name__}: {error}") from error
-
-    def _job_id(self) -> UUID:
-        return self.jobs()[0].id
-
-    def _discarded(self, job_id: UUID) -> int:
-        log = self.fleet.log("worker")
-        text = log.read_text(errors="replace") if log.exists() else ""
-        return text.count(f"outbox.delivery.discarded entry_id={job_id}")

@@ -73,6 +73,9 @@ class Subject(Protocol):
     def destination(self, mode: Mode) -> None:
         """How the destination answers from now on. Mails to `OWNER_ADDRESS` pass always."""
 
+    def hanging(self) -> int | None:
+        """How many attempts hang at the destination now; None where this cannot be seen."""
+
     def effects(self, placed: Placed) -> list[Effect]:
         """All effects of it that the destination has accepted so far."""
 

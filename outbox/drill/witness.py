@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,12 +24,13 @@ def listen() -> None:
     entry_failed.connect(_note_failed, weak=False)
 
 
-def count(journal: Path, what: str, *, job_id: UUID) -> int:
-    """How often `what` was noted of the job, in any process."""
+def count(journal: Path, *, job_ids: Collection[UUID]) -> Counter[str]:
+    """How often what was noted of these jobs, in any process."""
     if not journal.exists():
-        return 0
+        return Counter()
+    ids = set(map(str, job_ids))
     notes = map(json.loads, journal.read_text().splitlines())
-    return sum(note["what"] == what and note["job"] == str(job_id) for note in notes)
+    return Counter(note["what"] for note in notes if note["job"] in ids)
 
 
 def _note_received(*, request: Any, **_: Any) -> None:

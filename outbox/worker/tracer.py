@@ -17,6 +17,7 @@ from celery.states import IGNORED, REJECTED
 
 from outbox.clock import as_uuid
 from outbox.conf import default_database, settings
+from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle import run
 from outbox.lifecycle.claim import Claim, Discard, take
 from outbox.lifecycle.publish import DATABASE_HEADER
@@ -63,6 +64,7 @@ def _take(
     entry_id = as_uuid(uuid)
     found: Claim | Discard = Discard.UNKNOWN
     if entry_id is not None and using in settings().DATABASES:
+        reach(Failpoint.DELIVERED)
         found = take(task, entry_id, args, kwargs, using=using, stopping=is_stopping)
     if isinstance(found, Discard):
         logger.info("outbox.delivery.discarded entry_id=%s task=%s: %s", uuid, task.name, found)

@@ -55,8 +55,9 @@ class Command(BaseCommand):
     ) -> bool:
         points = _chosen(point)
         if list:
+            width = max(len(each.name) for each in points)
             for each in points:
-                self.stdout.write(f"{each.name:<18} {each.line}")
+                self.stdout.write(f"{each.name:<{width}} {each.line}")
             return True
         _check(output, timeout=options["timeout"])
         return self._drill(points, output=output, **options)

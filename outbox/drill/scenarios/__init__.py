@@ -1,0 +1,27 @@
+"""The stop points as data: what each does, how it is played, what has to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outbox.drill.scenarios import (
+    cancellation,
+    crashes,
+    database,
+    delivery,
+    limits,
+    publishing,
+    shutdown,
+)
+from outbox.drill.scenarios.point import Point
+
+POINTS: tuple[Point, ...] = (
+    *publishing.POINTS,
+    *crashes.POINTS,
+    *limits.POINTS,
+    *delivery.POINTS,
+    *shutdown.POINTS,
+    *cancellation.POINTS,
+    *database.POINTS,
+)
+BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}

@@ -1,0 +1,90 @@
+"""From the caller's transaction to the broker: web and dispatcher are killed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outbox.drill.environment import broker_variables
+from outbox.drill.facts import KILLED
+from outbox.drill.scenarios.point import Given, Point, Wants, once
+from outbox.drill.stage import Stage
+from outbox.failpoints import Failpoint
+from outbox.states import State
+
+
+def before_commit(stage: Stage) -> None:
+    _kill_web(stage, at=Failpoint.ENQUEUED)
+    stage.let_pass()
+
+
+def after_commit(stage: Stage) -> None:
+    _kill_web(stage, at=Failpoint.COMMITTED)
+    stage.await_end()
+
+
+def _kill_web(stage: Stage, *, at: Failpoint) -> None:
+    stage.start({"web": stage.stop_at(at)})
+    stage.place()
+    stage.await_stop("web", at=at)
+    stage.kill("web")
+    stage.start()
+
+
+def after_publish(stage: Stage) -> None:
+    """Web cannot publish and no worker runs yet, so that both deliveries are the dispatcher's."""
+    with _closed_port() as port:
+        web = broker_variables(f"redis://127.0.0.1:{port}/0")
+        stage.start_without_worker({"web": web, "dispatcher": stage.stop_at(Failpoint.FLUSHED)})
+        stage.place()
+        stage.await_stop("dispatcher", at=Failpoint.FLUSHED)
+        stage.kill("dispatcher")
+        stage.start_only({"dispatcher": {}})
+        stage.await_state(State.PUBLISHED)
+        stage.start_only({"worker": {}})
+        stage.await_end()
+        stage.await_discard()
+
+
+@contextmanager
+def _closed_port() -> Iterator[int]:
+    """A port that refuses connections, and that nobody else can take meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+def _nothing(given: Given) -> Wants:
+    return {"killed": KILLED, "business": 0, "jobs": 0, "effects": 0}
+
+
+POINTS = (
+    Point(
+        name="before-commit",
+        summary="SIGKILL the web before the {business}'s transaction commits",
+        expected="neither {business} nor job exists; nothing is sent",
+        play=before_commit,
+        wants=_nothing,
+        risk="none for the record; whoever placed the {business} saw an error and must ask again",
+    ),
+    Point(
+        name="after-commit",
+        summary="SIGKILL the web after the commit, before it publishes",
+        expected="the dispatcher finds the job and publishes it; one {effect}",
+        play=after_commit,
+        wants=lambda given: once(),
+        risk="none known; the {effect} comes later by up to one pass of the dispatcher",
+    ),
+    Point(
+        name="after-publish",
+        summary="SIGKILL the dispatcher after it published, before it marks the row",
+        expected=(
+            "published again under the same ID; of two deliveries the second is discarded; "
+            "one {effect}"
+        ),
+        play=after_publish,
+        wants=lambda given: once(deliveries=2, discarded=1),
+        risk="none known; a repeated message costs the worker one look at the row",
+    ),
+)

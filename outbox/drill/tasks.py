@@ -1,0 +1,105 @@
+"""Tasks of the drill's own, for what a subject's task cannot be made to do.
+
+Their effect is a row in `outbox_drill_effect`, a table of the drill's database alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from celery import shared_task
+from django.db import connections
+
+from outbox.conf import default_database
+from outbox.drill.environment import FOLDER
+from outbox.drill.subject import Effect
+from outbox.tasks import OutboxTask
+
+CREATE = """
+CREATE TABLE outbox_drill_effect (
+  entry_id uuid NOT NULL, pid integer NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+_INSERT = "INSERT INTO outbox_drill_effect (entry_id, pid) VALUES (%s, %s)"
+_SELECT = "SELECT entry_id, at FROM outbox_drill_effect WHERE entry_id = ANY(%s) ORDER BY at"
+
+DEADLINE = 4  # seconds
+FAILS_EVERY = 1.5  # seconds: the third failure's next start would be past the deadline
+TIME_LIMIT = 2  # seconds
+LINGERING = "lingering"  # the file's name
+
+
+def make_table() -> None:
+    with connections[default_database()].cursor() as cursor:
+        cursor.execute(CREATE)
+
+
+def effects(job_ids: list[UUID]) -> dict[UUID, list[Effect]]:
+    """The effects of these jobs, by job."""
+    found: dict[UUID, list[Effect]] = {}
+    with connections[default_database()].cursor() as cursor:
+        cursor.execute(_SELECT, [job_ids])
+        for job_id, at in cursor.fetchall():
+            found.setdefault(job_id, []).append(Effect(key=str(job_id), at=at))
+    return found
+
+
+@shared_task(base=OutboxTask, bind=True, ignore_result=True)
+def touch(self: Any) -> None:
+    """Have an effect, committed before the job's end is."""
+    _take_effect(self.request.id)
+
+
+@shared_task(base=OutboxTask, bind=True, ignore_result=True, atomic=True)
+def touch_atomically(self: Any) -> None:
+    """Have an effect, committed with the job's end."""
+    _take_effect(self.request.id)
+
+
+@shared_task(base=OutboxTask, bind=True, ignore_result=True)
+def linger(self: Any) -> None:
+    """Stay in the body for as long as the file is there, and have an effect then."""
+    while (Path(os.environ[FOLDER]) / LINGERING).exists():
+        time.sleep(0.05)
+    _take_effect(self.request.id)
+
+
+@shared_task(base=OutboxTask)
+def leave(how: str) -> None:
+    """Leave by what would end a process."""
+    raise {"exit": SystemExit, "memory": MemoryError}[how](f"left by {how}")
+
+
+@shared_task(base=OutboxTask, time_limit=TIME_LIMIT, max_retries=0)
+def overrun() -> None:
+    """Run until the hard time limit."""
+    while True:
+        time.sleep(0.05)
+
+
+class NeverWorks(Exception):
+    """What `keep_failing` raises."""
+
+
+@shared_task(
+    base=OutboxTask,
+    autoretry_for=(NeverWorks,),
+    default_retry_delay=FAILS_EVERY,
+    max_retries=None,
+    retry_deadline=DEADLINE,
+)
+def keep_failing() -> None:
+    """Fail, again and again, until the retry deadline."""
+    raise NeverWorks("this attempt failed too")
+
+
+def _take_effect(job_id: str) -> None:
+    with connections[default_database()].cursor() as cursor:
+        cursor.execute(_INSERT, [job_id, os.getpid()])
+
+
+OWN = tuple(task.name for task in (touch, touch_atomically, linger, leave, overrun, keep_failing))
