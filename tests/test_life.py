@@ -214,6 +214,7 @@ def test_the_retry_deadline_ends_an_entry_whose_next_start_would_be_too_late(
     entry = ended(result)
     assert (entry.status, entry.attempts) == (State.FAILED, 1)
     assert entry.error.startswith("Passing")
+    assert "past its retry deadline" in entry.events.get().reason
 
 
 @pytest.mark.usefixtures("worker")

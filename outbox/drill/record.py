@@ -146,7 +146,7 @@ def _event(event: OutboxEvent) -> Event:
         at=event.at,
         attempt=event.attempt,
         actor=event.actor,
-        words=event.error.partition("\n")[0] or event.reason,
+        words="; ".join(filter(None, (event.error.partition("\n")[0], event.reason))),
         traceback=event.traceback,
         started_at=event.started_at,
     )

@@ -62,6 +62,8 @@ def retry(
         if (entry := held(entry_id, token=token, using=using)) is None:
             return late(entry_id, Verb.RETRY, token=token, note=note, using=using)
         if _past_deadline(entry, delay):
+            deadline = f"its retry deadline, {entry.deadline_at:%Y-%m-%d %H:%M:%S %Z}"
+            note = replace(note, reason=f"its next start would be past {deadline}")
             give_up(entry, Verb.FAIL, note, failures=F("failures") + 1)
             return Ending.GAVE_UP
         if changes:
