@@ -84,7 +84,10 @@ class Fleet:
     def stop_at(self, *points: Failpoint, armed: bool = True) -> dict[str, str]:
         """The environment of a process that is to stand still at these, now or once armed."""
         for point in points:
-            self.arm(point) if armed else self.let_go(point)
+            if armed:
+                self.arm(point)
+            else:
+                self.let_go(point)
         return {VARIABLE: ",".join(f"{point}={self.marker(point)}" for point in points)}
 
     def arm(self, point: Failpoint) -> None:

@@ -153,10 +153,11 @@ def _away(stage: Stage) -> Iterator[None]:
         stage.means.database.start()
 
 
-def _without_connection(given: Given) -> Wants:
+def _lost_connection(given: Given, *, jobs: int) -> Wants:
     """A body that is atomic is rolled back with its connection: it is released and runs again."""
     again = given.kind == "atomic"
-    return once(killed=[], attempts=1 + again, releases=int(again))
+    counts = dict.fromkeys(("business", "jobs", "effects", "keys"), jobs)
+    return once(killed=[], attempts=1 + again, releases=int(again), **counts)
 
 
 POINTS = (
@@ -178,7 +179,7 @@ POINTS = (
         summary="restart PostgreSQL while the destination keeps two runs waiting",
         expected="the leases are renewed when it is back; one attempt, no crash, one {effect} each",
         play=database_restarts_mid_run,
-        wants=lambda given: once(killed=[], business=2, jobs=2, effects=2, keys=2),
+        wants=lambda given: _lost_connection(given, jobs=2),
         risk="none known; nothing starts while the database is away",
     ),
     Point(
@@ -186,7 +187,7 @@ POINTS = (
         summary="stop PostgreSQL after the effect, before its completion is recorded",
         expected="the end is recorded when it is back; one attempt, no crash, one {effect}",
         play=database_gone_at_completion,
-        wants=_without_connection,
+        wants=lambda given: _lost_connection(given, jobs=1),
         risk=(
             "a worker that dies before the database is back leaves what after-effect leaves: the "
             "{effect} happened, and the record does not know"
