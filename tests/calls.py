@@ -155,8 +155,8 @@ def decline(number: int, *, delay: int) -> bool:
 
 
 def take_the_jitter_out(number: int) -> None:
-    """Of a crash's backoff, which is under an hour: the model cannot know it."""
-    rows, soon = entries(number).filter(status=PENDING), (Now(), Now() + HOUR)
+    """Of a crash's backoff, which is none to some minutes: the model cannot know it."""
+    rows, soon = entries(number).filter(status=PENDING), (Now() - HOUR, Now() + HOUR)
     assert rows.count() == rows.filter(available_at__range=soon).count()
     rows.update(available_at=Now() + BACKOFF * HOUR)
 

@@ -139,6 +139,14 @@ RUNS = Target(
     lambda life: [number for number in life.runs if life.goes_on(number)],
     lambda life: life.runs,
 )
+RUNS_WITH_EFFECTS = Target(
+    lambda life: [
+        number
+        for number, run in life.runs.items()
+        if life.goes_on(number) and life.row(run.entry).effects
+    ],
+    lambda life: life.runs,
+)
 # Of an entry that another run of it has now.
 ZOMBIES = Target(
     lambda life: [
