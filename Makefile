@@ -31,7 +31,7 @@ bench: $(READY) ## Measure against plain Celery and other outboxes
 	@$(BIN)/python -m benchmarks
 
 clean: ## Remove .venv, .run and all caches
-	@rm -rf .venv .run dist build .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .run dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml
