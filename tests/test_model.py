@@ -243,7 +243,7 @@ class Life(RuleBasedStateMachine):
         ending = self.runs[number]
         row, before = self.row(ending.entry), calls.read(ending.entry)
         if row.has_moved_on(how, token=ending.token):
-            return  # who repeats an ending so late is not promised an answer
+            return  # it stands, and yet is refused: left out until that is settled
         due = row.end(how, token=ending.token, delay=delay, now=self.now)
         answer = calls.end(ending, how, delay=delay)
         self.agree(how, answer.value, due=due)
