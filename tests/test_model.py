@@ -66,7 +66,6 @@ from tests.model import (
     PENDING,
     PUBLISHED,
     RUNNING,
-    STANDS,
     UNCERTAIN,
     WAITING,
     Row,
@@ -102,6 +101,7 @@ CLAIMS = entries(
 CALLED_OFF = entries(lambda life, row: row.is_leased and row.status == CANCELLED)
 # Parked with an effect whose outcome is unknown.
 IN_DOUBT = entries(lambda life, row: row.has_begun() and row.status == UNCERTAIN)
+ENDINGS = st.sampled_from(["succeed", "retry", "fail", "park"])
 SETTLED = st.one_of(st.none(), st.none(), EFFECT)
 LOSSES = st.sampled_from(["crash", "crash", "release", "settle"])
 FREE_NUMBERS = Target(lambda life: range(MOST_ENTRIES - len(life.rows)), lambda life: [])
@@ -237,7 +237,8 @@ class Life(RuleBasedStateMachine):
         self.agree("renew", calls.renew(number, owner=WORKERS[worker]), due=due)
 
     @step(6, RUNS_WITH_EFFECTS, how=st.sampled_from(["fail", "park"]), delay=DELAY)
-    @step(8, RUNS, how=st.sampled_from(sorted(STANDS)), delay=DELAY)
+    @step(6, ZOMBIES, how=ENDINGS, delay=DELAY)
+    @step(8, RUNS, how=ENDINGS, delay=DELAY)
     def end(self, number: int, how: str, delay: int) -> None:
         """By the owner, by one that was, or a second time since the reply was lost."""
         ending = self.runs[number]
