@@ -50,7 +50,11 @@ def _outcome(
     if do(entry_id):
         return Outcome(entry_id)
     # Read after the refusal: it may have moved since, but the guard has judged, not this.
-    entry = OutboxEntry.objects.using(using).only("status", "lease_owner").filter(pk=entry_id)
+    entry = (
+        OutboxEntry.objects.using(using)
+        .only("status", "lease_owner", "options")
+        .filter(pk=entry_id)
+    )
     return Outcome(entry_id, why_not(entry.first()))
 
 
@@ -60,6 +64,8 @@ def why_not_requeued(entry: OutboxEntry | None) -> str:
         return "no such entry"
     if entry.run_goes_on:
         return "a run still goes on"
+    if entry.is_erased:
+        return "its contents were erased"
     if entry.status in EDGES[Verb.REQUEUE].sources:
         return "a newer entry holds the unique key"
     if entry.status == State.SUCCEEDED:

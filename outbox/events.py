@@ -37,6 +37,8 @@ def record(entry: OutboxEntry, verb: Verb | str, *, to: str, note: Note) -> None
     `entry` is the row as it was before, so that the attempt's times are that attempt's.
     """
     using = entry._state.db
+    if entry.is_erased:  # its run may have gone on, and end with what was to be forgotten
+        note = Note(note.actor)
     OutboxEvent.objects.using(using).create(
         entry_id=entry.pk,
         verb=str(verb),

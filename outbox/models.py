@@ -16,6 +16,9 @@ from django.db.models.functions import Now
 from outbox.payload import PayloadField
 from outbox.states import FINAL, OPEN, WAITING, State
 
+UNIQUE_KEY = "celery_outbox_unique_key"  # the constraint
+ERASED = {"erased": True}  # the options of an entry whose contents were removed
+
 _FINAL = sorted(FINAL)
 _OPEN = sorted(OPEN)
 _WAITING = sorted(WAITING)
@@ -155,7 +158,7 @@ class OutboxEntry(models.Model):
             models.UniqueConstraint(
                 "task",
                 "unique_key",
-                name="celery_outbox_unique_key",
+                name=UNIQUE_KEY,
                 condition=Q(unique_key__isnull=False),
             ),
         ]
@@ -215,6 +218,11 @@ class OutboxEntry(models.Model):
     @property
     def is_final(self) -> bool:
         return self.status in FINAL
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether what it said was removed: nothing of it may be written down again."""
+        return bool(self.options.get("erased"))
 
     @property
     def run_goes_on(self) -> bool:

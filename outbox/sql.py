@@ -49,8 +49,9 @@ WHERE e.id = %(id)s AND e.task = %(task)s
   AND (e.status = 'published'
        OR e.status = 'pending' AND e.available_at <= STATEMENT_TIMESTAMP()
        OR e.status = 'running' AND e.claim_token = %(token)s)
-  AND (e.expires_at IS NULL OR e.expires_at > STATEMENT_TIMESTAMP())
-  AND (e.deadline_at IS NULL OR e.deadline_at > STATEMENT_TIMESTAMP())
+  AND (e.status = 'running' OR (
+        (e.expires_at IS NULL OR e.expires_at > STATEMENT_TIMESTAMP())
+        AND (e.deadline_at IS NULL OR e.deadline_at > STATEMENT_TIMESTAMP())))
 RETURNING {columns}
 """
 

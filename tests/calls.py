@@ -75,7 +75,9 @@ def _span(hours: int | None) -> timedelta | None:
 
 def read(number: int) -> OutboxEntry:
     """The row as it is now, for who may act on it much later; a blank one where it was pruned."""
-    blank = OutboxEntry(id=UUID(int=number), version=0, status=PENDING, claim_token=None)
+    blank = OutboxEntry(
+        id=UUID(int=number), version=0, status=PENDING, claim_token=None, options={}
+    )
     return entries(number).first() or blank
 
 

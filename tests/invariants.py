@@ -152,3 +152,11 @@ def shared_keys(entries: Iterable[Seen]) -> set[tuple[str, str]]:
     """Unique keys that are live on more than one entry of a task."""
     keys = [(seen.columns["task"], seen.columns["unique_key"]) for seen in entries]
     return {key for key in keys if key[1] is not None and keys.count(key) > 1}
+
+
+def still_said(erased: Iterable[UUID]) -> bool:
+    """Whether an entry that was erased, or one of its events, has a text again."""
+    ids = list(erased)
+    entries = OutboxEntry.objects.filter(pk__in=ids).exclude(error="", traceback="")
+    events = OutboxEvent.objects.filter(entry__in=ids)
+    return entries.exists() or events.exclude(reason="", error="", traceback="").exists()

@@ -42,8 +42,6 @@ STEPS = {
     "run_now": ({PENDING}, {PENDING}),
     "erase": (FINAL, FINAL),
 }
-# Where an entry stands once such an ending was recorded: repeating it is a success then.
-STANDS = {"succeed": {SUCCEEDED}, "retry": {PENDING}, "fail": GIVEN_UP, "park": {UNCERTAIN}}
 
 UNLEASED: dict[str, Any] = {"lease_owner": None, "lease_pid": None, "lease_until": None}
 
@@ -107,6 +105,7 @@ class Row:
     lease_until: int | None = None
     missing: bool = False
     finished: bool = False
+    erased: bool = False
     ended: str = ""  # how the run of the token that the row keeps has ended
     words: int = 0  # messages owed to the owner
     effects: dict[str, str] = field(default_factory=dict)  # name → begun, done or cleared
@@ -189,7 +188,7 @@ class Row:
 
     def claim(self, run: Run, *, task: str, now: int) -> bool:
         repeats = self.status == RUNNING and self.claim_token == run.token
-        free = self.is_claimable(now=now) or (repeats and not self.is_too_late(at=now))
+        free = self.is_claimable(now=now) or repeats
         if not free or task != self.terms.task:
             return False
         lease = {"lease_owner": run.owner, "lease_pid": run.pid, "lease_until": now + LEASE}
@@ -216,22 +215,20 @@ class Row:
             self._owe("retry", at=now + delay, **UNLEASED)
             return "recorded"
         self._give_up("fail")
+        self.ended = "gave up" if how == "retry" else "fail"
         return "gave up" if how == "retry" else "recorded"
 
     def _end_late(self, how: str, *, token: UUID) -> str:
         mine = self.claim_token == token
-        if mine and self.status in STANDS[how]:
+        if mine and self.ended == how:
             return "repeated"
+        if mine and self.ended == "gave up" and how in ("retry", "fail"):
+            return "gave up" if how == "retry" else "repeated"
         self.events.append(("late", self.status, self.status))
         if not mine or self.status != CANCELLED:
             return "refused"
         self._settle()
         return "cancelled"
-
-    def has_moved_on(self, how: str, *, token: UUID) -> bool:
-        """The row keeps the token of a run that ended so, but does not stand there any more."""
-        ended = (self.claim_token, self.ended) == (token, how)
-        return ended and self.status not in {*STANDS[how], CANCELLED}
 
     def is_held_by(self, run: Run, *, by_token: bool) -> bool:
         if not self.is_leased:
@@ -303,7 +300,7 @@ class Row:
         return self._owe("resolve", at=now)
 
     def requeue(self, *, now: int, key_is_free: bool) -> bool:
-        ended = self.status in (FAILED, CANCELLED) and not self.is_leased
+        ended = self.status in (FAILED, CANCELLED) and not self.is_leased and not self.erased
         if not ended or not key_is_free:
             return False
         span = None if self.deadline_at is None else self.deadline_at - self.due_at
@@ -325,6 +322,7 @@ class Row:
             return False
         told = self.terms
         self.terms = Terms(told.task, keeps_key=told.keeps_key, owner=told.owner)
+        self.erased = True
         return self._move("erase", self.status)
 
     def may_be_pruned(self) -> bool:

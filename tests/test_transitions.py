@@ -9,6 +9,7 @@ import pytest
 
 from outbox import transitions
 from outbox.events import Note
+from outbox.lifecycle import operate
 from outbox.models import OutboxEntry
 from outbox.states import EDGES, FINAL, State, Verb
 from outbox.transitions import Ending, Holder
@@ -308,6 +309,59 @@ def test_erasing_leaves_the_counts_and_removes_the_words() -> None:
     assert (after.args, after.kwargs, after.error, after.traceback) == ([], {}, "", "")
     earlier = entry.events.exclude(verb="erase")
     assert set(earlier.values_list("reason", "error", "traceback")) == {("", "", "")}
+
+
+def test_a_run_that_ends_after_its_entry_was_erased_writes_nothing_of_it_down() -> None:
+    entry = make_entry(State.RUNNING, subject="user:42")
+    assert operate.erase(subject="user:42", actor="user:ann") == 1
+    note = Note("worker", error="secret", traceback="secret")
+    ending = transitions.fail(entry.pk, token=token(entry), note=note, using=USING)
+    assert ending is Ending.CANCELLED
+    assert not reread(entry).run_goes_on
+    said = entry.events.exclude(error="", traceback="", reason="")
+    assert not said.exists()
+    assert not TRY[Verb.REQUEUE](entry)  # nobody knows any more what is owed
+
+
+def test_erasing_leaves_the_message_that_is_owed_to_the_owner() -> None:
+    entry = make_entry(State.RUNNING, subject="user:42", owner="tests")
+    TRY[Verb.FAIL](entry)
+    assert operate.erase(subject="user:42", actor="user:ann") == 1
+    assert OutboxEntry.objects.get(task="outbox.tell_owner").status == State.PENDING
+
+
+def test_a_retry_whose_reply_was_lost_is_known_again_wherever_the_entry_has_gone() -> None:
+    entry = make_entry(State.RUNNING)
+    assert TRY[Verb.RETRY](entry) is Ending.RECORDED
+    for status in ("published", "cancelled"):
+        columns: dict[str, Any] = {"published_at": at(), "finished_at": None}
+        if status == "cancelled":
+            columns["finished_at"] = at()
+        OutboxEntry.objects.filter(pk=entry.pk).update(status=status, **columns)
+        assert TRY[Verb.RETRY](entry) is Ending.REPEATED
+    assert not entry.events.filter(verb="late").exists()
+
+
+def test_a_retry_that_gave_up_and_whose_reply_was_lost_gave_up() -> None:
+    entry = make_entry(State.RUNNING, deadline_at=at(PAST))
+    assert TRY[Verb.RETRY](entry) is Ending.GAVE_UP
+    assert TRY[Verb.RETRY](entry) is Ending.GAVE_UP
+    assert entry.events.get().verb == "fail"
+
+
+def test_a_claim_whose_reply_was_lost_is_repeated_though_the_deadline_passed_meanwhile() -> None:
+    entry = make_entry(State.RUNNING, deadline_at=at(PAST), expires_at=at(PAST))
+    assert entry.claim_token is not None
+    found = claim(entry, token=entry.claim_token)
+    assert found is not None
+    assert found["attempts"] == entry.attempts
+
+
+def test_a_crash_of_a_row_that_has_moved_on_answers_nothing() -> None:
+    stale = make_entry(State.RUNNING)
+    TRY[Verb.SUCCEED](stale)
+    answer = transitions.crash(stale, delay=QUICK, limit=3, on_crash="retry", note=NOTE)
+    assert answer is None
 
 
 def test_pruning_deletes_only_ended_entries_that_nobody_runs() -> None:

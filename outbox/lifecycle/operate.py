@@ -59,9 +59,13 @@ def run_now(entry_id: UUID | str, *, actor: str, using: str = "") -> bool:
 
 
 def erase(*, subject: str, actor: str, using: str = "") -> int:
-    """Remove what the entries about `subject` say; open ones are cancelled first. How many."""
+    """Remove what the entries about `subject` say; open ones are cancelled first. How many.
+
+    What was erased cannot be requeued. The messages that are owed to owners stay: they hold IDs.
+    """
     using = using or default_database()
     rows = OutboxEntry.objects.using(using).filter(subject=subject)
+    rows = rows.exclude(task=transitions.TELL_OWNER)
     erased = 0
     for entry in rows.only("status", "options").order_by("pk"):
         if not entry.is_final:

@@ -14,7 +14,7 @@ from django.db.models import F
 from outbox import prepared, sql
 from outbox.events import LATE, Note, record, tell
 from outbox.models import OutboxEntry
-from outbox.states import EDGES, State, Verb
+from outbox.states import State, Verb
 from outbox.transitions.moves import (
     UNLEASED,
     Ending,
@@ -106,8 +106,8 @@ def late(entry_id: UUID, verb: Verb, *, token: UUID, note: Note, using: str) -> 
         if entry is None:
             return Ending.REFUSED
         mine = entry.claim_token == token
-        if mine and entry.status in EDGES[verb].targets:
-            return Ending.REPEATED
+        if mine and (recorded := _recorded(entry, verb)):
+            return recorded
         reason = f"a run that no longer owned the entry ended ({verb}): discarded"
         record(entry, LATE, to=entry.status, note=replace(note, reason=reason))
         if not mine or entry.status != State.CANCELLED:
@@ -115,6 +115,19 @@ def late(entry_id: UUID, verb: Verb, *, token: UUID, note: Note, using: str) -> 
         if entry.run_goes_on:
             settle_locked(entry, note=Note("worker", "its run ended"))
         return Ending.CANCELLED
+
+
+def _recorded(entry: OutboxEntry, verb: Verb) -> Ending | None:
+    """What this very run has recorded before, when the reply to it was lost.
+
+    By its events, since the entry may have gone on: a retry is due again, and is published.
+    """
+    if verb is Verb.SUCCEED:
+        return Ending.REPEATED if entry.status == State.SUCCEEDED else None
+    told = set(entry.events.filter(attempt=entry.attempts).values_list("verb", flat=True))
+    if verb in told:
+        return Ending.REPEATED
+    return Ending.GAVE_UP if verb is Verb.RETRY and Verb.FAIL in told else None
 
 
 def release(entry_id: UUID, *, holder: Holder, note: Note, using: str) -> bool:

@@ -121,7 +121,7 @@ def again(delay: timedelta | datetime) -> dict[str, Any]:
 def move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any) -> bool:
     """Compare and set: the version that was read, in a state that the verb leaves from."""
     using = entry._state.db or DEFAULT_DB_ALIAS
-    if note.error:
+    if note.error and not entry.is_erased:
         changes.setdefault("error", clean(note.error, limit=ERROR_LIMIT))
         changes.setdefault("traceback", clean(note.traceback, limit=TRACEBACK_LIMIT))
     rows = OutboxEntry.objects.using(using).filter(

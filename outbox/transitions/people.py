@@ -10,7 +10,14 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from outbox.events import Note
-from outbox.models import EntryQuerySet, OutboxEffect, OutboxEntry, OutboxEvent
+from outbox.models import (
+    ERASED,
+    UNIQUE_KEY,
+    EntryQuerySet,
+    OutboxEffect,
+    OutboxEntry,
+    OutboxEvent,
+)
 from outbox.states import FINAL, State, Verb
 from outbox.transitions.moves import after, again, begun_effects, ended, in_source, move
 from outbox.transitions.repairs import recovering
@@ -24,17 +31,27 @@ def cancel(entry_id: UUID, *, note: Note, using: str) -> bool:
 
 
 def requeue(entry_id: UUID, *, note: Note, crash_budget: int, using: str) -> bool:
-    """Owed again with a new budget on top of the old counts. False while a run goes on."""
+    """Owed again with a new budget on top of the old counts.
+
+    False while a run goes on, and where it was erased: nobody knows any more what is owed.
+    """
     with transaction.atomic(using=using):
         entry = in_source(entry_id, Verb.REQUEUE, using=using)
-        if entry is None or entry.run_goes_on:
+        if entry is None or entry.run_goes_on or entry.is_erased:
             return False
         anew = _new_budget(entry, crash_budget=crash_budget)
         try:
             with transaction.atomic(using=using):
                 return move(entry, Verb.REQUEUE, State.PENDING, note, **anew)
-        except IntegrityError:  # its unique key belongs to a newer entry
-            return False
+        except IntegrityError as error:
+            if not _is_unique_key(error):
+                raise
+            return False  # it belongs to a newer entry
+
+
+def _is_unique_key(error: IntegrityError) -> bool:
+    diag = getattr(error.__cause__, "diag", None)
+    return getattr(diag, "constraint_name", None) == UNIQUE_KEY
 
 
 def _new_budget(entry: OutboxEntry, *, crash_budget: int) -> dict[str, Any]:
@@ -99,7 +116,7 @@ def erase(entry_id: UUID, *, note: Note, using: str) -> bool:
         texts = {"reason": "", "error": "", "traceback": ""}
         OutboxEvent.objects.using(using).filter(entry=entry).update(**texts)
         OutboxEffect.objects.using(using).filter(entry=entry).update(request=None, result=None)
-        empty: dict[str, Any] = {"args": [], "kwargs": {}, "options": {}, "result": None}
+        empty: dict[str, Any] = {"args": [], "kwargs": {}, "options": ERASED, "result": None}
         to = State(entry.status)
         return move(entry, Verb.ERASE, to, note, error="", traceback="", **empty)
 

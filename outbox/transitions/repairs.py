@@ -38,20 +38,23 @@ def lost_run(entry_id: UUID, *, holder: Holder, using: str) -> Iterator[OutboxEn
         yield running(entry_id, Verb.CRASH, holder=holder, using=using)
 
 
-def crash(entry: OutboxEntry, *, delay: timedelta, limit: int, on_crash: str, note: Note) -> State:
+def crash(
+    entry: OutboxEntry, *, delay: timedelta, limit: int, on_crash: str, note: Note
+) -> State | None:
     """Count a run whose process died: its lease is past, or its child was seen to be gone.
 
-    At the cap it fails; `on_crash="park"` asks a person at once, `"fail"` ends it at once.
+    Where the entry is then; None: it is no longer as it was read. At the cap it fails;
+    `on_crash="park"` asks a person at once, `"fail"` ends it at once.
     """
     counted = {"crashes": F("crashes") + 1, "claim_token": None}
     if on_crash == "park":
-        move(entry, Verb.CRASH, State.UNCERTAIN, note, **counted, **UNLEASED)
-        return State.UNCERTAIN
+        parked = move(entry, Verb.CRASH, State.UNCERTAIN, note, **counted, **UNLEASED)
+        return State.UNCERTAIN if parked else None
     if on_crash == "fail" or entry.crashes + 1 >= limit:
         why = f"{note.reason}; crash {entry.crashes + 1} of at most {limit}"
         return give_up(entry, Verb.CRASH, replace(note, reason=why, error=why), **counted)
-    move(entry, Verb.CRASH, State.PENDING, note, **counted, **again(delay), **UNLEASED)
-    return State.PENDING
+    due = {**again(delay), **UNLEASED}
+    return State.PENDING if move(entry, Verb.CRASH, State.PENDING, note, **counted, **due) else None
 
 
 def strand(entry: OutboxEntry, *, note: Note) -> bool:
