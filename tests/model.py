@@ -215,15 +215,15 @@ class Row:
             self._owe("retry", at=now + delay, **UNLEASED)
             return "recorded"
         self._give_up("fail")
-        self.ended = "gave up" if how == "retry" else "fail"
+        self.ended = "fail"
         return "gave up" if how == "retry" else "recorded"
 
     def _end_late(self, how: str, *, token: UUID) -> str:
         mine = self.claim_token == token
         if mine and self.ended == how:
             return "repeated"
-        if mine and self.ended == "gave up" and how in ("retry", "fail"):
-            return "gave up" if how == "retry" else "repeated"
+        if mine and self.ended == "fail" and how == "retry":
+            return "gave up"
         self.events.append(("late", self.status, self.status))
         if not mine or self.status != CANCELLED:
             return "refused"
