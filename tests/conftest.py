@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from django.conf import settings as django_settings
@@ -36,6 +37,18 @@ def valkey() -> Iterator[redis.Redis]:
         client.flushdb()
         yield client
         client.flushdb()
+
+
+@pytest.fixture
+def second(transactional_db: None) -> Iterator[psycopg.Connection]:
+    """Another connection to the tests' database, to force the order of a race."""
+    given = {
+        name: str(value)
+        for name, value in connection.get_connection_params().items()
+        if name in ("dbname", "user", "password", "host", "port")
+    }
+    with psycopg.connect(**given, autocommit=True) as other:
+        yield other
 
 
 @pytest.fixture(autouse=True)
