@@ -342,7 +342,7 @@ class OutboxTick(models.Model):
     last_at = models.DateTimeField(null=True)
     duration = models.DurationField(null=True)
     findings = models.JSONField(db_default={})
-    # Reconcile's: what ended before has been compared with the result store.
+    # Reconcile's: what ended before has been compared with the result store for the last time.
     compared_until = models.DateTimeField(null=True)
 
     class Meta:

@@ -12,6 +12,7 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 from django.db import connection
+from psycopg.conninfo import make_conninfo
 
 from outbox.brokers import sender
 from outbox.drill.processes import Process
@@ -42,12 +43,10 @@ def valkey() -> Iterator[redis.Redis]:
 @pytest.fixture
 def second(transactional_db: None) -> Iterator[psycopg.Connection]:
     """Another connection to the tests' database, to force the order of a race."""
-    given = {
-        name: str(value)
-        for name, value in connection.get_connection_params().items()
-        if name in ("dbname", "user", "password", "host", "port")
-    }
-    with psycopg.connect(**given, autocommit=True) as other:
+    given = connection.get_connection_params()
+    names = ("dbname", "user", "password", "host", "port")
+    address = make_conninfo(**{name: given[name] for name in names})
+    with psycopg.connect(address, autocommit=True) as other:
         yield other
 
 

@@ -11,6 +11,8 @@ import redis
 from django.db import connection
 
 import outbox
+from outbox import transitions
+from outbox.events import Note
 from outbox.lifecycle import publish
 from outbox.lifecycle.reconcile import Findings, reconcile, strays
 from outbox.models import OutboxEntry
@@ -113,12 +115,18 @@ def test_an_entry_that_a_worker_takes_and_gives_back_meanwhile_is_not_adopted(
     send(entry)
 
     def run_and_release() -> None:
-        publish.transitions.publish([(entry.pk, 0)], using="default")
+        transitions.publish([(entry.pk, 0)], using="default")
         token, owner = uuid4(), uuid4()
-        who = {"token": token, "owner": owner, "pid": 1, "lease": 60, "synced": True}
-        assert publish.transitions.claim(entry.pk, task=entry.task, using="default", **who)
-        holder, note = publish.transitions.Holder(token=token), publish.Note("test")
-        assert publish.transitions.release(entry.pk, holder=holder, note=note, using="default")
+        who: dict[str, Any] = {
+            "token": token,
+            "owner": owner,
+            "pid": 1,
+            "lease": 60,
+            "synced": True,
+        }
+        assert transitions.claim(entry.pk, task=entry.task, using="default", **who)
+        holder, note = transitions.Holder(token=token), Note("test")
+        assert transitions.release(entry.pk, holder=holder, note=note, using="default")
 
     before_adopting(monkeypatch, run_and_release)
     assert look().adopted == 0
@@ -151,7 +159,7 @@ def test_the_on_commit_publisher_that_marks_late_counts_nothing_twice() -> None:
     entry = owed()
     send(entry)
     assert look().adopted == 1
-    assert publish.transitions.publish([(entry.pk, entry.version)], using="default") == 0
+    assert transitions.publish([(entry.pk, entry.version)], using="default") == 0
     assert reread(entry).publishes == 1
 
 
@@ -232,10 +240,10 @@ def test_an_entry_that_ends_during_the_look_is_not_resurrected(
     see = strays.see
 
     def end_first(*args: Any) -> None:
-        note = publish.Note("worker")
+        note = Note("worker")
         token = entry.claim_token
         assert token is not None
-        publish.transitions.fail(entry.pk, token=token, note=note, using="default")
+        transitions.fail(entry.pk, token=token, note=note, using="default")
         see(*args)
 
     monkeypatch.setattr(strays, "see", end_first)

@@ -3,7 +3,7 @@
 What can have gone wrong since the last pass is looked at, by three indexed windows of time:
 entries that have ended, entries that a person has requeued, and results that were written. The
 last one finds what Celery wrote late, or of an entry that is still open. The windows begin where
-the last pass left off, however long ago, and overlap with it.
+the last pass left off, however long ago; where that was not cut short, they overlap with it.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def compare(this: Pass) -> dict[str, Any]:
 
 
 def _compare(this: Pass) -> int:
-    last = ticks.compared_until(using=this.using)
+    since = ticks.compared_until(using=this.using) or this.began - FIRST
+    until = this.began - MOMENT
     overlap = timedelta(seconds=max(60, 2 * settings().RECONCILE_EVERY))
-    since, until = (last or this.began - FIRST) - overlap, this.began - MOMENT
-    corrected, reached = 0, until
+    corrected, reached = 0, until - overlap
     for window in (_ended, _requeued, _written):
         chunks = window(this, since, until)
         done, at = _correct_all(this, chunks, left=settings().REPAIRS_PER_PASS - corrected)
-        corrected, reached = corrected + done, min(reached, at or until)
-    if not this.dry and (last is None or reached > last):
+        corrected, reached = corrected + done, min(reached, at or reached)
+    if not this.dry and reached > since:
         ticks.note_compared(reached, using=this.using)
     return corrected + _correct(this, _uncertain(this))
 
