@@ -47,6 +47,6 @@ def _depth(connection: Any, queue: str) -> int | None:
         try:
             return int(channel.queue_declare(queue=queue, passive=True).message_count)
         except connection.channel_errors as error:
-            if str(getattr(error, "code", "")) != "404":
+            if str(getattr(error, "reply_code", "")) != "404":
                 raise
             return 0  # there is no such queue: nothing can wait in it

@@ -19,7 +19,7 @@ from outbox.brokers.connections import bounded, sentence
 from outbox.errors import BrokerUnavailable
 
 # One read, which the broker's other clients wait for: at most so many messages, and about so many
-# bytes, by the largest message of the read before.
+# bytes, by the largest message of the read before and by the one at the end of this one.
 LONGEST = 500
 LARGEST = 1_048_576
 _FIRST = 20  # messages: nothing is known of their size yet
@@ -91,13 +91,24 @@ def _keys(channel: Any, queue: str) -> Iterable[str]:
 
 def _list(client: Any, key: str) -> Iterator[Sequence[bytes]]:
     start, size = 0, _FIRST
-    # From the head by positive index: a push at the head makes a re-read, never a miss.
-    while raws := client.lrange(key, start, start + size - 1):
+    while True:
+        # From the head by positive index: a push at the head makes a re-read, never a miss.
+        with client.pipeline(transaction=False) as pipe:
+            pipe.lrange(key, start, start + size - 1)
+            # Where the next read may end: large ones that begin in between are seen before it.
+            pipe.lindex(key, start + size + _grown(size) - 1)
+            raws, ahead = pipe.execute()
+        if not raws:
+            return
         yield raws
         start += len(raws)
-        size = _next_size(size, raws)
+        size = _next_size(size, [*raws, ahead or b""])
+
+
+def _grown(size: int) -> int:
+    return min(LONGEST, 4 * size)
 
 
 def _next_size(size: int, raws: Sequence[bytes]) -> int:
-    fitting = LARGEST // max(map(len, raws), default=1)
-    return max(1, min(LONGEST, 4 * size, fitting))
+    fitting = LARGEST // max(1, *map(len, raws))
+    return max(1, min(_grown(size), fitting))
