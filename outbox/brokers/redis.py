@@ -7,6 +7,7 @@ Facts: kombu's `transport/redis.py`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ from outbox.brokers.connections import bounded, sentence
 from outbox.errors import BrokerUnavailable
 
 # One read, which the broker's other clients wait for: at most so many messages, and about so many
-# bytes, by the largest message of the read before and by the one at the end of this one.
-LONGEST = 500
+# bytes, by the largest message of the read before. Where large messages begin behind small ones,
+# two reads are of that many messages all the same: the server cannot be asked for less by bytes.
+LONGEST = 1_000
 LARGEST = 1_048_576
 _FIRST = 20  # messages: nothing is known of their size yet
 
@@ -90,25 +92,42 @@ def _keys(channel: Any, queue: str) -> Iterable[str]:
 
 
 def _list(client: Any, key: str) -> Iterator[Sequence[bytes]]:
-    start, size = 0, _FIRST
-    while True:
-        # From the head by positive index: a push at the head makes a re-read, never a miss.
-        with client.pipeline(transaction=False) as pipe:
-            pipe.lrange(key, start, start + size - 1)
-            # Where the next read may end: large ones that begin in between are seen before it.
-            pipe.lindex(key, start + size + _grown(size) - 1)
-            raws, ahead = pipe.execute()
-        if not raws:
-            return
-        yield raws
-        start += len(raws)
-        size = _next_size(size, [*raws, ahead or b""])
+    with _alone(client) as connection:
+        size = _FIRST
+        asked = deque([size, size])
+        for number in range(2):
+            _ask(connection, key, number * size, size)
+        start = 2 * size
+        # Two reads are under way at any time: the server is at one while we are at the other.
+        while asked:
+            raws = connection.read_response()
+            if len(raws) == asked.popleft():  # else the list ends here
+                size = _next_size(size, raws)
+                _ask(connection, key, start, size)
+                asked.append(size)
+                start += size
+            if raws:
+                yield raws
 
 
-def _grown(size: int) -> int:
-    return min(LONGEST, 4 * size)
+def _ask(connection: Any, key: str, start: int, size: int) -> None:
+    # From the head by positive index: a push at the head makes a re-read, never a miss.
+    connection.send_command("LRANGE", key, start, start + size - 1)
+
+
+@contextmanager
+def _alone(client: Any) -> Iterator[Any]:
+    """A connection of the pool, without the client: that awaits each reply before it goes on."""
+    connection = client.connection_pool.get_connection()
+    try:
+        yield connection
+    except BaseException:
+        connection.disconnect()  # a reply may be on its way that is nobody's now
+        raise
+    finally:
+        client.connection_pool.release(connection)
 
 
 def _next_size(size: int, raws: Sequence[bytes]) -> int:
     fitting = LARGEST // max(1, *map(len, raws))
-    return max(1, min(_grown(size), fitting))
+    return max(1, min(LONGEST, 4 * size, fitting))

@@ -24,7 +24,7 @@ def compare(this: Pass) -> dict[str, Any]:
     """
     unseen: set[bytes] = set()
     for page in published.ids(this):
-        unseen |= page
+        unseen.update(page)
     found = strays.Strays()
     with redis.looking(this.app) as look:
         for messages in redis.lists(look, published.queues(this)):
@@ -37,8 +37,10 @@ def compare(this: Pass) -> dict[str, Any]:
 
 def _see(this: Pass, found: strays.Strays, messages: redis.Messages, unseen: set[bytes]) -> None:
     known = ids(messages.raws)
-    here = {one for one in known if one is not None}
-    if others := here - unseen:
+    here = set(known)
+    here.discard(None)
+    if not here <= unseen:
+        others = here - unseen
         strays.see(this, found, messages, [one if one in others else None for one in known])
     unseen -= here
     found.queued += len(known)
@@ -47,7 +49,7 @@ def _see(this: Pass, found: strays.Strays, messages: redis.Messages, unseen: set
 
 def _repair(this: Pass, unseen: set[bytes], *, orphaned: set[bytes]) -> dict[str, int]:
     missing = sum(strands.mark(this, _among(this, chunk)) for chunk in _chunks(unseen))
-    back = {one for page in published.ids(this, marked=True) for one in page - unseen}
+    back = {one for page in published.ids(this, marked=True) for one in page if one not in unseen}
     taken_back = sum(strands.unmark(this, _among(this, chunk)) for chunk in _chunks(back))
     # Where somebody holds a row that was seen again, its mark is still there.
     spared = back if taken_back < len(back) else set()

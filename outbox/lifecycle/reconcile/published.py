@@ -1,4 +1,4 @@
-"""The published entries, as a set of IDs that fits into memory at a million of them."""
+"""The published entries, by IDs that fit into memory at a million of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ID = Struct("16s")
 _FIRST = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
 
 
-def ids(this: Pass, *, marked: bool = False) -> Iterator[set[bytes]]:
+def ids(this: Pass, *, marked: bool = False) -> Iterator[list[bytes]]:
     """All published entries, or those marked as missing, by their IDs of 16 bytes, in pages."""
     statement = sql.IDS_OF_MISSING if marked else sql.IDS_OF_PUBLISHED
     at, last = _FIRST
@@ -30,7 +30,7 @@ def ids(this: Pass, *, marked: bool = False) -> Iterator[set[bytes]]:
             packed, at = cursor.fetchone()
         if packed is None:
             return
-        yield {found for (found,) in _ID.iter_unpack(packed)}
+        yield [found for (found,) in _ID.iter_unpack(packed)]
         last = UUID(bytes=bytes(packed[-16:]))
         this.renew()
 
