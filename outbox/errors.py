@@ -40,3 +40,11 @@ class UnknownQueueError(OutboxError, LookupError):
 
 class BrokerUnavailable(OutboxError):
     """The broker did not take the messages. The rows stay pending; nothing is lost."""
+
+
+class Overtaken(OutboxError):
+    """A run of maintenance lost its lease while it went on: it leaves, and records nothing."""
+
+
+class EntryFailed(OutboxError):
+    """What `AsyncResult.get()` raises of an entry that failed without a run of it raising."""

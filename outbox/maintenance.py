@@ -12,7 +12,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.lifecycle import lease, publish
 from outbox.lifecycle import prune as pruning
 from outbox.lifecycle import reconcile as reconciling
-from outbox.ticks import Found
+from outbox.ticks import Found, Renew
 
 _PRUNE_LEASE = 60.0  # seconds: one whose process died keeps the others out no longer
 
@@ -36,21 +36,34 @@ def _dispatch(app: Celery, batches: int | None, *, using: str) -> Found:
         return {**swept, "published": 0, "broker": str(error)}
 
 
-def reconcile(app: Celery, *, using: str) -> Found | None:
-    """Compare and repair. None: another process is at it."""
+def reconcile(app: Celery, *, using: str, anew: bool = False, remove: bool = False) -> Found | None:
+    """Compare and repair. None: another process is at it, or was at it less than a round ago.
 
-    def work() -> Found:
-        return asdict(reconciling.reconcile(app, using=using))
+    `anew`: also where it was. `remove`: also the messages of entries that have ended.
+    """
 
-    # Two rounds: one that outlives them meets another, and each repair is guarded anyway.
-    seconds = 2 * settings().RECONCILE_EVERY
-    return ticks.run_alone(ticks.RECONCILE, work, lease=seconds, using=using)
+    def work(renew: Renew) -> Found:
+        return asdict(reconciling.reconcile(app, using=using, remove=remove, renew=renew))
+
+    every = settings().RECONCILE_EVERY
+    return ticks.run_alone(
+        ticks.RECONCILE,
+        work,
+        lease=2 * every,  # renewed while it runs; one that was killed keeps the others out so long
+        apart=0 if anew else every / 2,
+        using=using,
+    )
+
+
+def would_reconcile(app: Celery, *, using: str, remove: bool = False) -> Found:
+    """What a pass would find and do. Changes nothing, so that any number may run at once."""
+    return asdict(reconciling.reconcile(app, using=using, dry=True, remove=remove))
 
 
 def prune(*, using: str) -> Found | None:
     """Delete what is past its retention. None: another process is at it."""
 
-    def work() -> Found:
-        return {"pruned": pruning.prune(using=using)}
+    def work(renew: Renew) -> Found:
+        return {"pruned": pruning.prune(using=using, renew=renew)}
 
     return ticks.run_alone(ticks.PRUNE, work, lease=_PRUNE_LEASE, using=using)

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import DurationField, F, Q
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from outbox.payload import PayloadField
@@ -22,6 +23,12 @@ ERASED = {"erased": True}  # the options of an entry whose contents were removed
 _FINAL = sorted(FINAL)
 _OPEN = sorted(OPEN)
 _WAITING = sorted(WAITING)
+
+# The task's own `over_age`, in seconds, which enqueue wrote into the options. Raw: the ORM has no
+# cast from jsonb text to an interval.
+OWN_OVER_AGE = RawSQL(
+    "(options ->> 'over_age')::float8 * interval '1 second'", (), output_field=DurationField()
+)
 
 
 class EntryQuerySet(models.QuerySet["OutboxEntry"]):
@@ -87,6 +94,7 @@ class OutboxEntry(models.Model):
     lease_pid = models.IntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
     missing_since = models.DateTimeField(null=True)
+    over_age_at = models.DateTimeField(null=True)  # when it was found to be, and its owner told
 
     subject = models.TextField(db_default="")
     # Live only: cleared by the claim or the end. Null, since many entries have none.
@@ -189,6 +197,18 @@ class OutboxEntry(models.Model):
             ),
             models.Index(
                 "finished_at", name="celery_outbox_finished", condition=Q(status__in=_FINAL)
+            ),
+            # What a look at the broker did not find: few, among a million that wait.
+            models.Index(
+                "missing_since",
+                name="celery_outbox_missing",
+                condition=Q(status=State.PUBLISHED, missing_since__isnull=False),
+            ),
+            # Those whose task says itself when they are old: no bound on `due_at` finds them.
+            models.Index(
+                "due_at",
+                name="celery_outbox_own_over_age",
+                condition=Q(status__in=_OPEN, options__has_key="over_age"),
             ),
             # What people look for first, among millions that went well.
             models.Index(
@@ -330,6 +350,8 @@ class OutboxTick(models.Model):
     last_at = models.DateTimeField(null=True)
     duration = models.DurationField(null=True)
     findings = models.JSONField(db_default={})
+    # Reconcile's: what ended before has been compared with the result store for the last time.
+    compared_until = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "celery_outbox_tick"

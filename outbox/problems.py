@@ -32,8 +32,8 @@ def of(found: Standing, *, app: Celery) -> Iterator[Problem]:
     yield from _paused(found.queues)
     yield from _late_ticks(found)
     yield from _lapsed(found.sum("lapsed"))
-    # The uncertain ones wait for a person, whatever their age: the next line tells of them.
-    yield from _over_age(found.sum("over_age", State.PENDING, State.PUBLISHED, State.RUNNING))
+    yield from _unconsumed(found)
+    yield from _over_age(found.sum("over_age"))
     yield from _waiting(found.sum("entries", State.UNCERTAIN))
     yield from _failed(found.ended["lately"])
     yield from _broker(app)
@@ -77,6 +77,23 @@ def _lapsed(count: int) -> Iterator[Problem]:
             "lease_expired",
             f"{runs} outlived the lease by another and nobody has recovered them: see that the "
             "dispatch tick runs.",
+        )
+
+
+def _unconsumed(found: Standing) -> Iterator[Problem]:
+    """Only where there have been workers that say what they consume: else nobody knows."""
+    if not found.knows_workers:
+        return
+    consumed = {name for worker in found.workers for name in worker.queues}
+    waiting: dict[str, int] = {}
+    for row in found.open:
+        if row["unclaimed"] and row["queue"] not in consumed:
+            waiting[row["queue"]] = waiting.get(row["queue"], 0) + row["unclaimed"]
+    for queue, count in sorted(waiting.items()):
+        yield Problem(
+            "queue_without_consumer",
+            f"No live worker consumes the queue {queue}, in which "
+            f"{counted(count, 'entry waits', 'entries wait')}: start one with -Q {queue}.",
         )
 
 

@@ -12,22 +12,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, DurationField, Min, Q, Value
-from django.db.models.expressions import RawSQL
+from django.db.models import Count, Min, Q, Value
 from django.db.models.functions import Coalesce
 
 from outbox import ticks
 from outbox.conf import settings
-from outbox.models import OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker
+from outbox.lifecycle.publish import EXTERNAL
+from outbox.models import OWN_OVER_AGE, OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker
 from outbox.states import FINAL, OPEN, State
 
 LOOKED_AT = 100_000  # ended entries of a state
-
-# The task's own `over_age`, in seconds, which enqueue wrote into the options. Raw: the ORM has no
-# cast from jsonb text to an interval.
-_OWN_OVER_AGE = RawSQL(
-    "(options ->> 'over_age')::float8 * interval '1 second'", (), output_field=DurationField()
-)
 
 
 @dataclass(frozen=True)
@@ -40,6 +34,7 @@ class Standing:
     queues: Sequence[OutboxQueue]
     ticks: Mapping[str, OutboxTick]
     workers: Sequence[OutboxWorker]  # the living
+    knows_workers: bool  # whether any has ever said that it lives
 
     def sum(self, column: str, *states: State) -> int:
         """The sum of a column over the open rows, or over those of `states`."""
@@ -67,12 +62,13 @@ def read(*, using: str) -> Standing:
         queues=list(OutboxQueue.objects.using(using).filter(paused=True).order_by("name")),
         ticks=_ticks(using=using),
         workers=_living(at, using=using),
+        knows_workers=OutboxWorker.objects.using(using).exists(),
     )
 
 
 def _open(at: datetime, *, using: str) -> list[dict[str, Any]]:
     due = Q(status=State.PENDING, available_at__lte=at)
-    own = Coalesce(_OWN_OVER_AGE, Value(timedelta(seconds=settings().OVER_AGE)))
+    own = Coalesce(OWN_OVER_AGE, Value(timedelta(seconds=settings().OVER_AGE)))
     lease = timedelta(seconds=settings().LEASE)
     rows = OutboxEntry.objects.using(using).filter(status__in=OPEN).values("queue", "status")
     found = rows.annotate(
@@ -82,10 +78,20 @@ def _open(at: datetime, *, using: str) -> list[dict[str, Any]]:
         oldest_owed=Min("due_at", filter=Q(due_at__lte=at)),
         oldest_published=Min("published_at", filter=Q(status=State.PUBLISHED)),
         over_age=Count("pk", filter=Q(due_at__lt=Value(at) - own)),
+        # For a lease, in which a worker that restarts has come back. Another code base's workers
+        # say nothing of themselves.
+        unclaimed=Count(
+            "pk", filter=_waits_since(at - lease) & ~Q(options__contains={"consumer": EXTERNAL})
+        ),
         # A sweep waits until the database has been up for a whole lease.
         lapsed=Count("pk", filter=Q(status=State.RUNNING, lease_until__lt=at - lease)),
     )
     return [dict(row) for row in found.order_by("queue", "status")]
+
+
+def _waits_since(moment: datetime) -> Q:
+    due = Q(status=State.PENDING, available_at__lt=moment)
+    return due | Q(status=State.PUBLISHED, published_at__lt=moment)
 
 
 def _ended(at: datetime, *, using: str) -> dict[str, int]:

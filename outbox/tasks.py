@@ -248,11 +248,17 @@ def prune_tick(self: _Tick) -> None:
     max_retries=12,
     ignore_result=True,
 )
-def tell_owner(entry_id: str, owner: str, using: str) -> None:
-    """Tell an entry's owner, by e-mail, that it failed for good or waits for a person."""
-    from outbox.owners import tell
+def tell_owner(entry_id: str, owner: str, using: str, over_age: int = 0) -> None:
+    """Tell an entry's owner, by e-mail, that it failed for good or waits for a person.
 
-    tell(entry_id, owner=owner, using=using)
+    `over_age`: so many of its task have been owed for too long, and it is the oldest.
+    """
+    from outbox import owners
+
+    if over_age:
+        owners.tell_over_age(entry_id, count=over_age, owner=owner, using=using)
+    else:
+        owners.tell(entry_id, owner=owner, using=using)
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -42,6 +42,11 @@ def held_by_the_living(*, using: str) -> set[bytes]:
     return {found.bytes for found in ids if found is not None}
 
 
+def consumed(*, using: str) -> set[str]:
+    """The queues that live workers say they consume."""
+    return {name for names in _living(using).values_list("queues", flat=True) for name in names}
+
+
 def without_living_owner(rows: EntryQuerySet) -> EntryQuerySet:
     """Of these runs, those whose owner does not say that it lives and holds them.
 

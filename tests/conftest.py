@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from django.conf import settings as django_settings
 from django.db import connection
+from psycopg.conninfo import make_conninfo
 
 from outbox.brokers import sender
 from outbox.drill.processes import Process
@@ -36,6 +38,16 @@ def valkey() -> Iterator[redis.Redis]:
         client.flushdb()
         yield client
         client.flushdb()
+
+
+@pytest.fixture
+def second(transactional_db: None) -> Iterator[psycopg.Connection]:
+    """Another connection to the tests' database, to force the order of a race."""
+    given = connection.get_connection_params()
+    names = ("dbname", "user", "password", "host", "port")
+    address = make_conninfo(**{name: given[name] for name in names})
+    with psycopg.connect(address, autocommit=True) as other:
+        yield other
 
 
 @pytest.fixture(autouse=True)

@@ -141,7 +141,7 @@ def test_reconcile_publishes_again_what_two_passes_missed(valkey: redis.Redis) -
 
 @pytest.mark.parametrize("command", ["outbox_reconcile", "outbox_prune"])
 def test_a_tick_that_another_process_is_at_is_left_to_it(valkey: redis.Redis, command: str) -> None:
-    def meanwhile() -> dict[str, Any]:
+    def meanwhile(renew: ticks.Renew) -> dict[str, Any]:
         return {"said": refused(command)[1]}
 
     name = command.removeprefix("outbox_")

@@ -5,15 +5,18 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 import redis
 
 from outbox.brokers import redis as broker
-from outbox.lifecycle import lease, publish, reconcile
+from outbox.lifecycle import lease, publish
+from outbox.lifecycle.reconcile import Findings, reconcile, strands
+from outbox.lifecycle.reconcile import published as publishing
 from outbox.models import OutboxEntry, OutboxWorker
 from outbox.states import State
 from tests import tasks
-from tests.factories import AHEAD, PAST, at, make_entries, make_entry, reread
+from tests.factories import AHEAD, PAST, ago, at, make_entries, make_entry, reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,8 +28,8 @@ def _broker(valkey: redis.Redis) -> None:
     """Every test starts with an empty broker."""
 
 
-def look() -> reconcile.Findings:
-    return reconcile.reconcile(APP, using="default")
+def look() -> Findings:
+    return reconcile(APP, using="default")
 
 
 def published(**columns: Any) -> OutboxEntry:
@@ -100,9 +103,10 @@ def test_a_message_that_only_a_dead_worker_holds_is_published_again_after_a_leas
     assert look().missing == 1
     just_under_a_lease = at(timedelta(seconds=-1.5))  # the tests' lease is 2 s
     OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=just_under_a_lease)
-    assert look().stranded == 0
+    found = look()
+    assert (found.stranded, found.orphaned) == (0, 0)
     OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=at(PAST))
-    assert look().stranded == 1
+    assert look().orphaned == 1
     assert "gone" in entry.events.get().reason
 
 
@@ -149,11 +153,71 @@ def test_repairs_are_capped_per_pass(settings: Any, valkey: redis.Redis) -> None
     assert [look().stranded for _ in range(3)] == [1, 1, 0]
 
 
+def test_a_row_that_was_stranded_waits_longer_each_time_before_it_may_be_stranded_again(
+    valkey: redis.Redis,
+) -> None:
+    """The tests' grace is 1 s: after three strands it is 8 s, and never more than 10 minutes."""
+    entry = make_entry(State.PUBLISHED, published_at=ago(seconds=6), strands=3)
+    assert look().missing == 0
+    OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=ago(seconds=5))
+    assert look().stranded == 0
+    OutboxEntry.objects.filter(pk=entry.pk).update(published_at=ago(seconds=10))
+    assert look().stranded == 1
+    often = make_entry(State.PUBLISHED, published_at=ago(minutes=9), strands=10_000)
+    assert look().missing == 0
+    OutboxEntry.objects.filter(pk=often.pk).update(published_at=ago(minutes=11))
+    assert look().missing == 1
+
+
+def test_a_row_that_was_published_anew_during_the_look_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis
+) -> None:
+    """Its message lands at the head of a list that has been read already."""
+    entry = make_entry(State.PUBLISHED, published_at=at(PAST))
+    read = broker.unacked
+
+    def publish_again(seen: broker.Look) -> Any:
+        OutboxEntry.objects.filter(pk=entry.pk).update(published_at=at())
+        return read(seen)
+
+    monkeypatch.setattr(broker, "unacked", publish_again)
+    assert look().missing == 0
+    assert reread(entry).missing_since is None
+
+
+def test_a_message_that_a_living_worker_holds_is_not_missing_though_the_broker_lost_it(
+    valkey: redis.Redis,
+) -> None:
+    entry = published()
+    living_worker(holds=[str(entry.pk)])
+    valkey.flushdb()
+    assert look().missing == 0
+
+
+def test_a_row_that_was_seen_again_is_not_stranded_though_somebody_holds_it(
+    monkeypatch: pytest.MonkeyPatch, second: psycopg.Connection
+) -> None:
+    """Its mark cannot be taken back while it is locked; its message is there all the same."""
+    entry = published()
+    OutboxEntry.objects.filter(pk=entry.pk).update(missing_since=at(PAST))
+    unmark = strands.unmark
+
+    def while_it_is_locked(*args: Any) -> int:
+        with second.transaction():
+            second.execute("SELECT FROM celery_outbox_entry FOR UPDATE")
+            return unmark(*args)
+
+    monkeypatch.setattr(strands, "unmark", while_it_is_locked)
+    assert look().stranded == 0
+    after = reread(entry)
+    assert (after.status, after.missing_since is None) == (State.PUBLISHED, False)
+
+
 def test_a_lost_message_is_found_behind_any_number_that_wait(
     monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis
 ) -> None:
     """Nobody consumes their queue, and they are older: they must not hide it for ever."""
-    monkeypatch.setattr(reconcile, "CHUNK", 2)
+    monkeypatch.setattr(publishing, "PAGE", 2)
     for entry in make_entries(5, State.PENDING, queue="unconsumed"):
         publish.dispatch(APP, using="default")
         OutboxEntry.objects.filter(pk=entry.pk).update(published_at=at(10 * PAST))
@@ -201,23 +265,3 @@ def test_what_is_too_late_to_start_fails_and_says_why(
     after = reread(entry)
     assert after.status == State.FAILED
     assert words in after.error
-
-
-def test_the_names_of_the_lists_follow_the_transport_options(valkey: redis.Redis) -> None:
-    from tests.worker import app
-
-    kept = app.conf.broker_transport_options
-    app.conf.broker_transport_options = {
-        "global_keyprefix": "mine:",
-        "priority_steps": [0, 5],
-        "sep": ":",
-        "unacked_key": "held",
-    }
-    try:
-        here, there = uuid4(), uuid4()
-        valkey.lpush("mine:celery:5", json.dumps({"properties": {"correlation_id": str(here)}}))
-        held = json.dumps([{"properties": {"correlation_id": str(there)}}, "", "celery"])
-        valkey.hset("mine:held", "tag", held)
-        assert broker.held(app, queues=["celery"]) == ({here.bytes}, {there.bytes})
-    finally:
-        app.conf.broker_transport_options = kept

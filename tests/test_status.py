@@ -19,7 +19,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox import maintenance, standing, status
-from outbox.models import OutboxQueue, OutboxTick, OutboxWorker
+from outbox.models import OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker
 from outbox.states import State
 from tests.factories import ago, make_entries, make_entry
 from tests.worker import app
@@ -160,7 +160,7 @@ def test_it_takes_the_same_few_queries_however_many_entries(
     for state in State:
         make_entries(20, state, queue=f"of {state}")
     # The time, open entries, ended ones by state and of the last hour, queues, ticks, workers.
-    with django_assert_num_queries(9):
+    with django_assert_num_queries(10):
         status.read(app, using="default")
 
 
@@ -208,9 +208,44 @@ def test_a_tasks_own_over_age_goes_before_the_setting() -> None:
 
 
 @pytest.mark.usefixtures("_ticking")
-def test_an_uncertain_entry_waits_for_a_person_whatever_its_age() -> None:
-    make_entry(State.UNCERTAIN, due_at=ago(days=1))
+def test_an_uncertain_entry_waits_for_a_person_and_may_be_over_age_as_well() -> None:
+    entry = make_entry(State.UNCERTAIN)
     assert codes() == ["waiting_for_person"]
+    OutboxEntry.objects.filter(pk=entry.pk).update(due_at=ago(days=1))
+    assert codes() == ["over_age", "waiting_for_person"]
+
+
+def living_worker(*queues: str, **columns: Any) -> OutboxWorker:
+    return OutboxWorker.objects.create(queues=list(queues), heartbeat_at=ago(seconds=0), **columns)
+
+
+@pytest.mark.usefixtures("_ticking")
+@pytest.mark.parametrize("state", [State.PENDING, State.PUBLISHED])
+def test_a_queue_in_which_entries_wait_and_no_live_worker_takes_them_is_a_problem(
+    state: State,
+) -> None:
+    waiting = {"available_at": ago(seconds=60), "published_at": ago(seconds=60)}
+    make_entry(state, queue="mail", **waiting)
+    living_worker("celery")
+    living_worker("mail", stopped_at=ago(seconds=1))
+    assert codes() == ["queue_without_consumer"]
+    living_worker("mail", "other")
+    assert codes() == []
+
+
+@pytest.mark.usefixtures("_ticking")
+def test_a_queue_without_a_consumer_is_none_where_nothing_waits_for_one_or_nobody_knows() -> None:
+    waiting = {"available_at": ago(seconds=60), "published_at": ago(seconds=60)}
+    entry = make_entry(State.PUBLISHED, queue="mail", **waiting)
+    assert codes() == []  # no worker has ever said what it consumes
+    living_worker("celery")
+    for harmless in (
+        {"published_at": ago(seconds=0)},  # a worker that restarts is back within a lease
+        {"status": State.PENDING, "options": {"consumer": "external"}},  # whose workers do not say
+        {"status": State.PENDING, "options": {}, "available_at": ago(seconds=-60)},
+    ):
+        OutboxEntry.objects.filter(pk=entry.pk).update(**harmless)
+        assert codes() == [], harmless
 
 
 @pytest.mark.usefixtures("_ticking")

@@ -14,7 +14,11 @@ def bounded(app: Celery) -> Any:
     timeout = settings().PUBLISH_TIMEOUT
     options: dict[str, Any] = {"max_retries": 0}  # kombu's own come after pauses of seconds
     if is_redis(app):
-        options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        bounds = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        options |= bounds
+        # What is set for the sentinels replaces what they would get of the sockets' options.
+        if given := app.conf.broker_transport_options.get("sentinel_kwargs"):
+            options["sentinel_kwargs"] = {**given, **bounds}
     return app.connection_for_write(connect_timeout=timeout, transport_options=options)
 
 

@@ -1,13 +1,15 @@
 """What Redis or Valkey really holds, read without disturbing it, in bounded memory.
 
 Names come from kombu's channel, so that prefixes, separators and priority steps set in the
-transport options are followed. Facts: kombu's `transport/redis.py`.
+transport options are followed, and so does the pool: a Sentinel's leads to the present primary.
+Facts: kombu's `transport/redis.py`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -17,26 +19,36 @@ from redis import Redis, RedisError
 from outbox.brokers.connections import bounded, sentence
 from outbox.errors import BrokerUnavailable
 
-CHUNK = 500  # messages a read: longer ones make the broker's other clients wait
-
-# The ID also stands in headers.id; the correlation ID is read since no argument can forge it
-# (the body is base64, quotes in a repr are escaped). Separators as kombu's json writes them.
-_ID = re.compile(rb'"correlation_id":\s*"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})"')
-
-
-class Held(NamedTuple):
-    """The IDs, 16 bytes each, that the broker holds."""
-
-    queued: set[bytes]  # in a priority list of a queue: a worker will take it
-    unacked: set[bytes]  # a worker took it, and has not acknowledged it; which one, nobody says
+# One read, which the broker's other clients wait for: at most so many messages, and about so many
+# bytes, by the largest message of the read before. Where large messages begin behind small ones,
+# two reads are of that many messages all the same: the server cannot be asked for less by bytes.
+LONGEST = 1_000
+LARGEST = 1_048_576
+_FIRST = 20  # messages: nothing is known of their size yet
 
 
-def held(app: Celery, *, queues: Iterable[str]) -> Held:
-    """What lies in the priority lists of `queues` and in `unacked`.
+class Look(NamedTuple):
+    """An open connection to look through."""
 
-    A message that moves from a list to `unacked` between the reads would be missed if `unacked`
-    were read first: the lists come first. One that is restored moves the other way, and is why
-    a finding must be confirmed by a second look.
+    channel: Any
+    client: Any
+
+
+class Messages(NamedTuple):
+    """Some messages of one list."""
+
+    queue: str
+    key: str
+    raws: Sequence[bytes]
+
+
+@contextmanager
+def looking(app: Celery) -> Iterator[Look]:
+    """Look at the broker. Read its lists before `unacked`.
+
+    A message that moves from a list to `unacked` between the two reads would be missed the other
+    way round. One that is restored moves back, and is why a finding must be confirmed by a second
+    look.
 
     Raises:
         BrokerUnavailable: it did not answer, so nothing is known.
@@ -44,35 +56,78 @@ def held(app: Celery, *, queues: Iterable[str]) -> Held:
     try:
         with bounded(app) as connection, connection.default_channel as channel:
             # Not the channel's client: that prefixes the keys of kombu's own commands only.
-            client = Redis(connection_pool=channel.pool)
-            queued = {found for chunk in _lists(channel, client, queues) for found in _ids(chunk)}
-            unacked = {found for chunk in _unacked(channel, client) for found in _ids(chunk)}
-            return Held(queued, unacked)
+            yield Look(channel, Redis(connection_pool=channel.pool))
     except (RedisError, OSError, OperationalError) as error:
         raise BrokerUnavailable(f"The broker does not answer: {sentence(error)}.") from error
 
 
-def _lists(channel: Any, client: Any, queues: Iterable[str]) -> Iterator[list[bytes]]:
+def lists(look: Look, queues: Iterable[str]) -> Iterator[Messages]:
+    """What waits in every priority list of the queues, from the head, some at a time."""
     for queue in queues:
-        for step in channel.priority_steps:
-            key = channel.global_keyprefix + channel._q_for_pri(queue, step)
-            start = 0
-            # From the head by positive index: a push at the head makes a re-read, never a miss.
-            while chunk := client.lrange(key, start, start + CHUNK - 1):
-                yield chunk
-                start += len(chunk)
+        for key in _keys(look.channel, queue):
+            for raws in _list(look.client, key):
+                yield Messages(queue, key, raws)
 
 
-def _unacked(channel: Any, client: Any) -> Iterator[list[bytes]]:
-    key, cursor = channel.global_keyprefix + channel.unacked_key, 0
+def unacked(look: Look) -> Iterator[Sequence[bytes]]:
+    """What workers have taken and not acknowledged: of every app on that database number."""
+    key, cursor, size = look.channel.global_keyprefix + look.channel.unacked_key, 0, _FIRST
     while True:
-        cursor, found = client.hscan(key, cursor, count=CHUNK)
-        yield list(found.values())
+        cursor, found = look.client.hscan(key, cursor, count=size)
+        raws = list(found.values())
+        yield raws
         if cursor == 0:
             return
+        size = _next_size(size, raws)
 
 
-def _ids(messages: Iterable[bytes]) -> Iterator[bytes]:
-    for message in messages:
-        for found in _ID.findall(message):
-            yield bytes.fromhex(found.replace(b"-", b"").decode())
+def remove(look: Look, key: str, raw: bytes) -> bool:
+    """Take exactly that message out of a list. False: it is not there any more."""
+    return bool(look.client.lrem(key, 1, raw))
+
+
+def _keys(channel: Any, queue: str) -> Iterable[str]:
+    named = (channel._q_for_pri(queue, step) for step in channel.priority_steps)
+    return dict.fromkeys(channel.global_keyprefix + key for key in named)
+
+
+def _list(client: Any, key: str) -> Iterator[Sequence[bytes]]:
+    with _alone(client) as connection:
+        size = _FIRST
+        asked = deque([size, size])
+        for number in range(2):
+            _ask(connection, key, number * size, size)
+        start = 2 * size
+        # Two reads are under way at any time: the server is at one while we are at the other.
+        while asked:
+            raws = connection.read_response()
+            if len(raws) == asked.popleft():  # else the list ends here
+                size = _next_size(size, raws)
+                _ask(connection, key, start, size)
+                asked.append(size)
+                start += size
+            if raws:
+                yield raws
+
+
+def _ask(connection: Any, key: str, start: int, size: int) -> None:
+    # From the head by positive index: a push at the head makes a re-read, never a miss.
+    connection.send_command("LRANGE", key, start, start + size - 1)
+
+
+@contextmanager
+def _alone(client: Any) -> Iterator[Any]:
+    """A connection of the pool, without the client: that awaits each reply before it goes on."""
+    connection = client.connection_pool.get_connection()
+    try:
+        yield connection
+    except BaseException:
+        connection.disconnect()  # a reply may be on its way that is nobody's now
+        raise
+    finally:
+        client.connection_pool.release(connection)
+
+
+def _next_size(size: int, raws: Sequence[bytes]) -> int:
+    fitting = LARGEST // max(1, *map(len, raws))
+    return max(1, min(LONGEST, 4 * size, fitting))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 from django.db import connections
@@ -11,6 +12,7 @@ from outbox import outage, transitions, workers
 from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.events import Note
+from outbox.lifecycle import repair
 from outbox.models import OutboxEntry
 from outbox.states import State
 from outbox.transitions import Holder
@@ -20,12 +22,15 @@ from outbox.worker.runs import CalledOff, TimedOut, Verdict
 _UPTIME = "SELECT EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - pg_postmaster_start_time())"
 
 
-def sweep(*, using: str) -> dict[str, int]:
-    """Crash the runs whose lease is past, settle the cancelled ones, expire what is too late."""
-    found = {"expired": expire_late(using=using)}
+def sweep(*, using: str, dry: bool = False) -> dict[str, int]:
+    """Crash the runs whose lease is past, settle the cancelled ones, expire what is too late.
+
+    `dry`: only count them.
+    """
+    found = {"expired": expire_late(using=using, dry=dry)}
     if database_is_settled(using=using):
-        found["crashed"] = crash_lapsed(using=using)
-        found["settled"] = settle_abandoned(using=using)
+        found["crashed"] = crash_lapsed(using=using, dry=dry)
+        found["settled"] = settle_abandoned(using=using, dry=dry)
     return found
 
 
@@ -38,12 +43,10 @@ def database_is_settled(*, using: str) -> bool:
         return float(cursor.fetchone()[0]) >= settings().LEASE
 
 
-def crash_lapsed(*, using: str) -> int:
+def crash_lapsed(*, using: str, dry: bool = False) -> int:
     rows = workers.without_living_owner(OutboxEntry.objects.using(using).lapsed())
-    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
-        for entry in held:
-            crash(entry, note=Note("sweep", "its lease ran out: the worker is gone"))
-    return len(held)
+    note = Note("sweep", "its lease ran out: the worker is gone")
+    return repair.each(rows, partial(crash, note=note), dry=dry)
 
 
 def crash(entry: OutboxEntry, *, note: Note) -> timedelta | None:
@@ -100,20 +103,19 @@ def _time_out(entry_id: UUID, *, holder: Holder, verdict: TimedOut, using: str) 
     return verdict.delay if to is State.PENDING else None
 
 
-def settle_abandoned(*, using: str) -> int:
+def settle_abandoned(*, using: str, dry: bool = False) -> int:
     rows = workers.without_living_owner(OutboxEntry.objects.using(using).abandoned())
-    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
-        for entry in held:
-            transitions.settle_locked(entry, note=Note("sweep", "its run's lease ran out"))
-    return len(held)
+    note = Note("sweep", "its run's lease ran out")
+    return repair.each(rows, partial(transitions.settle_locked, note=note), dry=dry)
 
 
-def expire_late(*, using: str) -> int:
+def expire_late(*, using: str, dry: bool = False) -> int:
     rows = OutboxEntry.objects.using(using).too_late()
-    with transitions.recovering(rows, limit=settings().REPAIRS_PER_PASS) as held:
-        for entry in held:
-            transitions.expire(entry, note=Note("sweep", why_late(entry)))
-    return len(held)
+    return repair.each(rows, _expire, dry=dry)
+
+
+def _expire(entry: OutboxEntry) -> State:
+    return transitions.expire(entry, note=Note("sweep", why_late(entry)))
 
 
 def why_late(entry: OutboxEntry) -> str:

@@ -20,12 +20,14 @@ from outbox.transitions.jobs import claim, enqueue, plain_row, publish, renew
 from outbox.transitions.moves import TELL_OWNER, Ending, Holder, begun_effects
 from outbox.transitions.people import cancel, erase, prune, requeue, resolve, run_now
 from outbox.transitions.repairs import (
+    adopt,
     crash,
     decline,
     expire,
     hand_off,
     lost_run,
     mark_missing,
+    note_over_age,
     recovering,
     reject,
     strand,
@@ -35,6 +37,7 @@ __all__ = [
     "TELL_OWNER",
     "Ending",
     "Holder",
+    "adopt",
     "begun_effects",
     "cancel",
     "claim",
@@ -48,6 +51,7 @@ __all__ = [
     "late",
     "lost_run",
     "mark_missing",
+    "note_over_age",
     "park",
     "plain_row",
     "prune",

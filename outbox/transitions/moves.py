@@ -85,17 +85,25 @@ def give_up(entry: OutboxEntry, verb: Verb, note: Note, **changes: Any) -> State
     return to if moved else State(entry.status)
 
 
-def _owe_word_to_owner(entry: OutboxEntry, *, using: str) -> None:
-    """Owe the owner a message, in the same transaction. That entry itself has no owner."""
-    owner = entry.owner or settings().DEFAULT_OWNER
-    if not owner or entry.task == TELL_OWNER:
+def owner_of(entry: OutboxEntry) -> str:
+    """Who hears of it. That message itself has no owner."""
+    return "" if entry.task == TELL_OWNER else entry.owner or settings().DEFAULT_OWNER
+
+
+def owe_word_to_owner(entry: OutboxEntry, *, queue: str, over_age: int = 0, using: str) -> None:
+    """Owe the owner a message, in the same transaction: of how it stands, or of what is old.
+
+    `over_age`: how many of its task are, of which it is the oldest.
+    """
+    if not (owner := owner_of(entry)):
         return
     row = plain_row(
         {
             "id": new_id(),
             "task": TELL_OWNER,
             "args": dumps([str(entry.pk), owner, using]),
-            "queue": entry.queue,
+            "kwargs": dumps({"over_age": over_age} if over_age else {}),
+            "queue": queue,
             "subject": entry.subject,
             "parent_id": entry.pk,
             "root_id": entry.root_id or entry.pk,
@@ -132,7 +140,7 @@ def move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any) 
     if not EDGES[verb].quiet:
         record(entry, verb, to=to, note=note)
     if to in (State.FAILED, State.UNCERTAIN) and to != entry.status:
-        _owe_word_to_owner(entry, using=using)
+        owe_word_to_owner(entry, queue=entry.queue, using=using)
     extra = {
         "to": str(to),
         "actor": note.actor,

@@ -63,6 +63,7 @@ def _new_budget(entry: OutboxEntry, *, crash_budget: int) -> dict[str, Any]:
         "deadline_at": span and after(span),
         "expires_at": None,
         "finished_at": None,
+        "over_age_at": None,
         "forgiven_failures": entry.failures,
         "failure_limit": budget and entry.failures + budget,
         "crash_limit": entry.crashes + crash_budget,

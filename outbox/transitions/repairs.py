@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -14,8 +15,20 @@ from django.db.models.functions import Now
 
 from outbox.events import Note
 from outbox.models import EntryQuerySet, OutboxEntry
-from outbox.states import State, Verb
-from outbox.transitions.moves import UNLEASED, Holder, again, ended, give_up, locked, move, running
+from outbox.states import OPEN, State, Verb
+from outbox.transitions.jobs import publish
+from outbox.transitions.moves import (
+    UNLEASED,
+    Holder,
+    again,
+    ended,
+    give_up,
+    locked,
+    move,
+    owe_word_to_owner,
+    owner_of,
+    running,
+)
 
 LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
 
@@ -86,8 +99,33 @@ def decline(entry_id: UUID, *, delay: timedelta, note: Note, using: str) -> bool
         return entry is not None and move(entry, Verb.DECLINE, State.PENDING, note, **again(delay))
 
 
-def mark_missing(ids: Iterable[UUID], *, missing: bool, using: str) -> int:
+def mark_missing(rows: EntryQuerySet, *, missing: bool, limit: int) -> int:
     """Note, or take back, that a look at the broker did not find these published entries."""
-    rows = OutboxEntry.objects.using(using).filter(pk__in=list(ids), status=State.PUBLISHED)
-    unlike = rows.filter(missing_since__isnull=missing)
-    return unlike.update(missing_since=Now() if missing else None)
+    unlike = rows.filter(status=State.PUBLISHED, missing_since__isnull=missing)
+    with recovering(unlike.only("pk"), limit=limit) as held:
+        found = unlike.filter(pk__in=[entry.pk for entry in held])
+        return found.update(missing_since=Now() if missing else None)
+
+
+def adopt(rows: EntryQuerySet, *, limit: int) -> int:
+    """Pending entries whose message is in its queue already: published, by the version held."""
+    with recovering(rows.filter(status=State.PENDING).only("version"), limit=limit) as held:
+        return publish([(entry.pk, entry.version) for entry in held], using=rows.db)
+
+
+def note_over_age(rows: EntryQuerySet, *, queue: str, limit: int) -> int:
+    """Note of open entries that they are over age, once, and owe their owners word of it.
+
+    One message for each owner and task, on `queue`, whatever the count.
+    """
+    untold = rows.filter(status__in=OPEN, over_age_at__isnull=True)
+    seen = untold.only("task", "owner", "subject", "root_id", "due_at")
+    with recovering(seen, limit=limit) as held:
+        untold.filter(pk__in=[entry.pk for entry in held]).update(over_age_at=Now())
+        by_owner: dict[tuple[str, str], list[OutboxEntry]] = {}
+        for entry in held:
+            by_owner.setdefault((owner_of(entry), entry.task), []).append(entry)
+        for entries in by_owner.values():
+            oldest = min(entries, key=attrgetter("due_at"))
+            owe_word_to_owner(oldest, queue=queue, over_age=len(entries), using=rows.db)
+    return len(held)
