@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 from django.db import DatabaseError, InterfaceError, connections
 
-from outbox import maintenance, outage
+from outbox import maintenance
 from outbox.conf import settings
 from outbox.outage import LONGEST_PAUSE
 
@@ -56,7 +56,6 @@ class Dispatcher:
             self._at_most("reconcile", using, settings().RECONCILE_EVERY, self._reconcile)
             self._at_most("prune", using, PRUNE_EVERY, maintenance.prune)
         except _AWAY as error:
-            outage.note_trouble()
             logger.warning("outbox.database.away while dispatching: %s", error)
             connections[using].close()
             return False

@@ -352,6 +352,8 @@ class OutboxTick(models.Model):
     findings = models.JSONField(db_default={})
     # Reconcile's: what ended before has been compared with the result store for the last time.
     compared_until = models.DateTimeField(null=True)
+    # Of the row "contact": since when somebody has always had the database in reach.
+    unbroken_since = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "celery_outbox_tick"

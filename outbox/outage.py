@@ -18,19 +18,6 @@ READ_ONLY = "25006"  # read_only_sql_transaction: a standby that has not been pr
 
 T = TypeVar("T")
 
-_last_trouble = float("-inf")
-
-
-def note_trouble() -> None:
-    """This process has just failed to reach the database."""
-    global _last_trouble
-    _last_trouble = time.monotonic()
-
-
-def quiet_for() -> float:
-    """Seconds since this process last failed to reach the database."""
-    return time.monotonic() - _last_trouble
-
 
 def never() -> bool:
     return False
@@ -63,7 +50,6 @@ def until_answered(
         except (DatabaseError, InterfaceError) as error:
             if not is_outage(error):
                 raise
-            note_trouble()
             if connections[using].in_atomic_block or give_up():
                 raise
             if pause == FIRST_PAUSE:

@@ -93,7 +93,8 @@ def act(read: OutboxEntry, verb: str) -> bool:
 
 
 def mark_missing(number: int, *, missing: bool) -> int:
-    return transitions.mark_missing([UUID(int=number)], missing=missing, using=USING)
+    rows = OutboxEntry.objects.using(USING).filter(pk=UUID(int=number))
+    return transitions.mark_missing(rows, missing=missing, limit=1)
 
 
 def claim(run: Run, *, terms: Terms, task: str) -> tuple[int, int] | None:
@@ -130,7 +131,11 @@ def end(run: Run, how: str, *, delay: int) -> Ending:
 
 def lose(run: Run, how: str, *, by_token: bool) -> bool:
     """The end of a run that says nothing itself: by its token, or by owner and PID."""
-    calls = {"crash": _crash, "release": transitions.release, "settle": transitions.settle}
+    calls: dict[str, Callable[..., object]] = {
+        "crash": _crash,
+        "release": transitions.release,
+        "settle": transitions.settle,
+    }
     pk, holder = UUID(int=run.entry), _holder(run, by_token=by_token)
     return bool(calls[how](pk, holder=holder, note=NOTE, using=USING))
 

@@ -15,6 +15,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.db import transaction
 
 from outbox import payload, transitions
+from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.errors import PayloadError
 from outbox.events import Note
@@ -197,13 +198,16 @@ def fail(
     )
 
 
-def release(claim: Claim, *, reason: str) -> bool:
-    """Give the entry back, due now; burns nothing."""
+def release(claim: Claim, *, reason: str, again: bool = False) -> bool:
+    """Give the entry back; burns nothing. Due now, or where that comes `again`, later each time."""
+    before = claim.attempts - claim.failures - 1 if again else 0
+    delay = backoff(before - 1, first=settings().CRASH_BACKOFF) if before > 0 else timedelta()
     return until_answered(
         partial(
             transitions.release,
             claim.id,
             holder=Holder(token=claim.token),
+            delay=delay,
             note=Note("worker", reason),
             using=claim.using,
         ),

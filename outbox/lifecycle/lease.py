@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db import connections
 
-from outbox import outage, transitions, workers
+from outbox import contact, transitions, workers
 from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.events import Note
@@ -35,8 +35,8 @@ def sweep(*, using: str, dry: bool = False) -> dict[str, int]:
 
 
 def database_is_settled(*, using: str) -> bool:
-    """Whether the living have had a whole lease to renew in, by its clock and by our own luck."""
-    if outage.quiet_for() < settings().LEASE:
+    """Whether the living have had a whole lease to renew in, since it was last out of reach."""
+    if contact.unbroken_for(using=using) < settings().LEASE:
         return False
     with connections[using].cursor() as cursor:
         cursor.execute(_UPTIME)

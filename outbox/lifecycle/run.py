@@ -7,7 +7,7 @@ import sys
 import traceback as tracebacks
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import InterfaceError, OperationalError, transaction
 
 from outbox.errors import Cancelled
@@ -73,7 +73,8 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     run.entered = True
     if soft_limit.is_over():  # while it waited for the database: not the task's fault
         run.ended = True
-        finish.release(run.claim, reason="its soft time limit was over before it began")
+        why = "its soft time limit was over before it began"
+        finish.release(run.claim, reason=why, again=True)
         raise Ignore("released")
     before = leftovers.in_transaction()
     try:
@@ -117,7 +118,8 @@ def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
             raise
         # Rolled back with the connection, or committed and the reply lost: then this finds nothing.
         run.ended = True
-        finish.release(run.claim, reason="the database went away while it committed")
+        why = "the database went away while it committed"
+        finish.release(run.claim, reason=why, again=True)
         raise Ignore("released") from None
     run.ended = True
     if ignored is not None:
@@ -134,14 +136,11 @@ def _succeeded(task: OutboxTask, run: Run, result: Any) -> Any:
 
 def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
     """Record what the body raised, and raise what Celery should hear."""
-    if isinstance(error, SystemExit) and error.code == _TERMINATED:
+    if is_told_to_end(error):
         run.ended = True
-        if is_stopping():
-            finish.give_back(run.claim, reason="the worker stopped")
-        raise error  # told to end: what that means is the clerk's to say, when it is gone
-    if _is_killed_greenlet(error):
-        run.ended = True
-        finish.give_back(run.claim, reason="its greenlet was killed")
+        # Of a child the clerk says what it means, when that is gone.
+        if is_stopping() or not isinstance(error, SystemExit):
+            finish.give_back(run.claim, reason="it was told to end")
         raise error
     if isinstance(error, Cancelled) and finish.settle(run.claim, reason=str(error)):
         run.ended = True
@@ -159,10 +158,14 @@ def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
     return _end(run, finish.fail(task, run.claim, error), _plain(error))
 
 
-def _is_killed_greenlet(error: BaseException) -> bool:
-    """gevent and eventlet end a job by raising this in it, for the worker or for a person."""
+def is_told_to_end(error: BaseException) -> bool:
+    """What comes from outside: SIGTERM to a child, a killed greenlet, a hard stop of the worker."""
+    if isinstance(error, WorkerShutdown | WorkerTerminate):  # in solo, in the middle of a body
+        return True
     greenlet = sys.modules.get("greenlet")
-    return greenlet is not None and isinstance(error, greenlet.GreenletExit)
+    if greenlet is not None and isinstance(error, greenlet.GreenletExit):
+        return True
+    return isinstance(error, SystemExit) and error.code == _TERMINATED
 
 
 def _cause(error: Retry) -> BaseException:
@@ -188,9 +191,9 @@ def _stand(ending: Ending) -> None:
 
 
 def end_unrecorded(task: OutboxTask, run: Run, retval: Any) -> None:
-    """The tracer came back and the body never ran: record what it met instead."""
+    """The tracer came back, or raised, and the body never ran: record what it met instead."""
     run.ended = True
-    error = getattr(retval, "exception", None)
+    error = getattr(retval, "exception", retval)
     error = getattr(error, "exc", error)
     if not isinstance(error, BaseException):
         error = TaskExited(f"{task.name} returned without running its body")

@@ -12,6 +12,11 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.AddField(
+            model_name="outboxtick",
+            name="unbroken_since",
+            field=models.DateTimeField(null=True),
+        ),
+        migrations.AddField(
             model_name="outboxentry",
             name="over_age_at",
             field=models.DateTimeField(null=True),

@@ -30,6 +30,7 @@ from outbox.transitions.repairs import (
     note_over_age,
     recovering,
     reject,
+    short_of_patience,
     strand,
 )
 
@@ -66,6 +67,7 @@ __all__ = [
     "run_now",
     "settle",
     "settle_locked",
+    "short_of_patience",
     "strand",
     "succeed",
     "time_out",

@@ -130,13 +130,15 @@ def _recorded(entry: OutboxEntry, verb: Verb) -> Ending | None:
     return Ending.GAVE_UP if verb is Verb.RETRY and Verb.FAIL in told else None
 
 
-def release(entry_id: UUID, *, holder: Holder, note: Note, using: str) -> bool:
-    """Give a claimed entry back, due now; burns nothing."""
+def release(
+    entry_id: UUID, *, holder: Holder, delay: timedelta = timedelta(), note: Note, using: str
+) -> bool:
+    """Give a claimed entry back, due after `delay`; burns nothing."""
     with transaction.atomic(using=using):
         entry = running(entry_id, Verb.RELEASE, holder=holder, using=using)
         if entry is None:
             return False
-        freed = {"claim_token": None, **again(timedelta()), **UNLEASED}
+        freed = {"claim_token": None, **again(delay), **UNLEASED}
         return move(entry, Verb.RELEASE, State.PENDING, note, releases=F("releases") + 1, **freed)
 
 

@@ -34,12 +34,19 @@ LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
 
 
 @contextmanager
-def recovering(rows: EntryQuerySet, *, limit: int) -> Iterator[list[OutboxEntry]]:
-    """Hold up to `limit` of `rows`, in ID order, skipping what somebody else holds."""
-    using = rows.db
+def short_of_patience(*, using: str) -> Iterator[None]:
+    """A transaction that waits for nobody's lock longer than `LOCK_TIMEOUT`."""
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        yield
+
+
+@contextmanager
+def recovering(rows: EntryQuerySet, *, limit: int) -> Iterator[list[OutboxEntry]]:
+    """Hold up to `limit` of `rows`, in ID order, skipping what somebody else holds."""
+    using = rows.db
+    with short_of_patience(using=using):
         locked = rows.using(using).order_by("pk").select_for_update(skip_locked=True, no_key=True)
         yield list(locked[:limit])
 

@@ -17,6 +17,7 @@ from uuid import UUID
 from celery import bootsteps
 from celery.worker.state import active_requests
 
+from outbox import transitions
 from outbox.clock import as_uuid
 from outbox.conf import default_database, settings
 from outbox.lifecycle.decline import Answer, decline
@@ -26,7 +27,7 @@ from outbox.worker import counts, inbox
 logger = logging.getLogger("outbox")
 
 # What data that is not as it should be raises, in kombu's and Celery's code alike.
-_BAD_DATA = (ValueError, LookupError, TypeError, AttributeError)
+_BAD_DATA = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 _PATIENCE = 3.0  # seconds that a publisher may take between its flush and its mark
 
@@ -70,6 +71,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         def on_task_received(message: Any) -> None:
             self.delivering = True
             try:
+                _check_time_limits(message.headers)
                 handle(message)
             except _BAD_DATA as error:
                 if _has_begun(message):
@@ -114,7 +116,8 @@ class ConsumerStep(bootsteps.StartStopStep):
         using: str,
     ) -> bool:
         """In the clerk's thread: what the row says. The consumer acts on it in its own."""
-        answer = decline(entry_id, reason=reason, using=using)
+        with transitions.short_of_patience(using=using):
+            answer = decline(entry_id, reason=reason, using=using)
         if answer is Answer.NOT_MARKED and time.monotonic() < until:
             return False
         if answer is Answer.ALIEN:
@@ -131,6 +134,25 @@ class ConsumerStep(bootsteps.StartStopStep):
     def _drop(self, message: Any, error: Exception) -> None:
         logger.error("outbox.delivery.unreadable: %s: %s", type(error).__name__, error)
         message.reject_log_error(logger, self.consumer.connection_errors)
+
+
+def _check_time_limits(headers: Any) -> None:
+    """Celery looks at them when it has taken a slot of the pool, which it would never give back.
+
+    Raises:
+        ValueError: they are not what Celery writes.
+    """
+    limits = headers.get("timelimit") if isinstance(headers, dict) else None
+    if limits is None:
+        return
+    if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(map(_is_limit, limits)):
+        raise ValueError(f"time limits {limits!r:.80}")
+
+
+def _is_limit(limit: Any) -> bool:
+    if limit is None:
+        return True
+    return isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < 10**9
 
 
 def _has_begun(message: Any) -> bool:

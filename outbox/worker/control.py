@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from functools import partial
+from collections import deque
 from typing import Any
+from uuid import UUID
 
 from celery.utils.functional import maybe_list
 from celery.worker.control import Panel, control_command, nok, ok
 from celery.worker.state import active_requests
 from django.db.models import Q
 
+from outbox import transitions
 from outbox.clock import as_uuid
 from outbox.conf import settings
 from outbox.lifecycle.cancel import TERMINATE, cancel
@@ -25,6 +27,8 @@ from outbox.worker import identity, inbox, pools
 from outbox.worker.runs import Run, runs
 
 logger = logging.getLogger("outbox")
+
+PIECE = 50  # entries that are cancelled in one look
 
 _CELERYS = dict(Panel.data)  # as they were, before this module takes three of them over
 
@@ -89,14 +93,32 @@ def revoke_stamped(state: Any, headers: Any, terminate: bool = False, **kwargs: 
 
 def _cancel_everywhere(which: Q, *, terminate: bool) -> None:
     for using in settings().DATABASES:
-        inbox.put(partial(_cancel, which, terminate=bool(terminate), using=using))
+        inbox.put(_Cancelling(which, terminate=bool(terminate), using=using))
 
 
-def _cancel(which: Q, *, terminate: bool, using: str) -> bool:
-    """In the clerk's thread. Every worker hears of a revocation; the first one cancels."""
-    rows = OutboxEntry.objects.using(using).filter(which)
-    open_ones = rows.unfinished() | rows.filter(lease_owner__isnull=False)
-    reason = "revoked through Celery's remote control"
-    for entry_id in open_ones.values_list("pk", flat=True):
-        cancel(entry_id, actor="celery:revoke", reason=reason, terminate=terminate, using=using)
-    return True
+class _Cancelling:
+    """Every worker hears of a revocation; the first one cancels. A piece at each look."""
+
+    def __init__(self, which: Q, *, terminate: bool, using: str) -> None:
+        self.which, self.terminate, self.using = which, terminate, using
+        self.left: deque[UUID] | None = None
+
+    def __call__(self) -> bool:
+        if self.left is None:
+            rows = OutboxEntry.objects.using(self.using).filter(self.which)
+            found = rows.unfinished() | rows.filter(lease_owner__isnull=False)
+            self.left = deque(found.values_list("pk", flat=True))
+        for _ in range(min(PIECE, len(self.left))):
+            self._cancel(self.left[0])
+            self.left.popleft()
+        return not self.left
+
+    def _cancel(self, entry_id: UUID) -> None:
+        with transitions.short_of_patience(using=self.using):
+            cancel(
+                entry_id,
+                actor="celery:revoke",
+                reason="revoked through Celery's remote control",
+                terminate=self.terminate,
+                using=self.using,
+            )

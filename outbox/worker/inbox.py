@@ -24,17 +24,24 @@ def put(work: Work) -> None:
 
 
 def work_off() -> None:
-    """Do what waits. What met a database that is away stays, and so does what is behind it.
+    """Do what waits. What met a database that is away, or a row that somebody holds, stays.
 
     Raises:
-        DatabaseError, InterfaceError: the database is away.
+        DatabaseError, InterfaceError: the last of these troubles, once all were tried.
     """
     with _lock:
         taken = _waiting[:]
+    trouble: Exception | None = None
     for work in taken:
-        if _is_done(work):
+        try:
+            done = _is_done(work)
+        except (DatabaseError, InterfaceError) as error:
+            trouble, done = error, False
+        if done:
             with _lock:
                 _waiting.remove(work)
+    if trouble is not None:
+        raise trouble
 
 
 def _is_done(work: Work) -> bool:

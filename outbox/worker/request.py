@@ -109,7 +109,8 @@ class OutboxRequest(Request):
 
     def _verdict(self, limit: float) -> TimedOut:
         task = self.task
-        retries = self.request_dict.get("retries") or 0
+        given = self.request_dict.get("retries")
+        retries = given if isinstance(given, int) else 0  # whoever sends may write anything
         first = float(getattr(task, "retry_backoff", 0) or 0)
         maximum = int(getattr(task, "retry_backoff_max", 600))
         delay = (

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import connections
 
-from outbox import outage
 from outbox.worker import forks
 
 logger = logging.getLogger("outbox")
@@ -31,8 +30,9 @@ class Rounds(threading.Thread):
         self._turn = forks.turn()
 
     def run(self) -> None:
-        while not self.stopped.wait(LOOK_EVERY) or self.is_needed():
+        while not self.stopped.is_set() or self.is_needed():
             self.look()
+            time.sleep(LOOK_EVERY)
         self.look()
         self.close()
         connections.close_all()
@@ -62,7 +62,10 @@ class Rounds(threading.Thread):
         if time.monotonic() < self._due.get(name, 0):
             return
         pause = self.attempt(name, work)
-        self._due[name] = time.monotonic() + (AGAIN if pause is None else pause)
+        pause = AGAIN if pause is None else pause
+        self._due[name] = time.monotonic() + pause
+        if not pause:  # done for good, or due again at once
+            del self._due[name]
 
     def attempt(self, name: str, work: Callable[[], T]) -> T | None:
         """Do `work` now. A thread that dies in silence would lose every lease: it never raises."""
@@ -70,8 +73,6 @@ class Rounds(threading.Thread):
             with self._turn:
                 return work()
         except Exception as error:
-            if isinstance(error, DatabaseError | InterfaceError):
-                outage.note_trouble()
             logger.warning("outbox.clerk.failed %s: %s", name, error)
             connections.close_all()
             return None

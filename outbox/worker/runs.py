@@ -10,6 +10,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ class Run:
     entry_id: UUID
     pid: int
     using: str
+    delivery: int = field(default_factory=count().__next__)  # in threads the PIDs are the same
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,24 @@ def _take(
 def _trace(task: OutboxTask, tracer: Tracer, claim: Claim, request: dict[str, Any]) -> Any:
     current = run.Run(claim)
     request.update(run.as_request(current))
-    traced = tracer(str(claim.id), claim.args, claim.kwargs, request)
+    try:
+        traced = tracer(str(claim.id), claim.args, claim.kwargs, request)
+    except BaseException as error:
+        return _left(task, current, error)
     if not current.ended:
         # A before_start that raised never reaches __call__.
         run.end_unrecorded(task, current, traced.retval)
     return traced
+
+
+def _left(task: OutboxTask, current: run.Run, error: BaseException) -> Any:
+    """A SystemExit of a handler, such as before_start, would wedge a thread or end the worker."""
+    if run.is_told_to_end(error):
+        raise error
+    logger.error("outbox.run.left entry_id=%s task=%s", current.claim.id, task.name, exc_info=error)
+    if not current.ended:
+        run.end_unrecorded(task, current, error)
+    return _returned(Ignore("left its tracer"), IGNORED)
 
 
 def _unclaimed(task: OutboxTask, uuid: str, error: Exception) -> Any:
