@@ -140,6 +140,25 @@ class Unready(OutboxTask):
         raise RuntimeError("not ready")
 
 
+class Exiting(OutboxTask):
+    """Its handlers leave by what would wedge or end a worker."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        if kwargs["where"] == "before_start":
+            raise SystemExit("enough")
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        if kwargs["where"] == "on_success":
+            raise SystemExit("enough")
+
+
+@shared_task(base=Exiting)
+def exiting(*, where: str) -> str:
+    return where
+
+
 @shared_task(base=Unready)
 def unready() -> None:
     """Never runs."""

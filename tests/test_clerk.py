@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,11 +15,13 @@ from django.db import connection, transaction
 from django_celery_results.models import TaskResult
 
 import outbox
+from outbox import contact
 from outbox.drill.processes import Process
 from outbox.embedded import Servers
 from outbox.lifecycle import lease
 from outbox.models import OutboxEntry, OutboxTick, OutboxWorker
 from outbox.states import WAITING, State
+from outbox.worker.runs import Run, Runs
 from tests import tasks
 from tests.factories import PAST, at, make_entries, make_entry, reread
 from tests.following import entry_of
@@ -282,3 +285,47 @@ def test_a_terminated_child_is_a_crash_and_no_failure_in_the_result_store(
     entry = entry_of(result)
     assert (entry.status, entry.attempts, entry.crashes) == (State.SUCCEEDED, 2, 1)
     assert not TaskResult.objects.filter(task_id=result.id, status="FAILURE").exists()
+
+
+def test_a_dead_run_whose_row_is_locked_costs_the_others_no_lease(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    start_worker()
+    dead, notes, until = long_job(tmp_path)
+    other, *_ = long_job(tmp_path)
+    wait_until(lambda: notes.exists() and notes.read_text().count("start") == 2)
+    with transaction.atomic():
+        row = OutboxEntry.objects.select_for_update().get(pk=dead.id)
+        assert row.lease_pid is not None
+        os.kill(row.lease_pid, signal.SIGKILL)
+        seen = renewals(other.id)
+        wait_until(lambda: renewals(other.id) >= seen + 5, timeout=30)  # longer than a lease
+    until.touch()
+    for result in (dead, other):
+        wait_until(lambda result=result: entry_of(result).is_final, timeout=30)  # type: ignore[misc]
+    assert (entry_of(dead).attempts, entry_of(dead).crashes) == (2, 1)
+    assert (entry_of(other).attempts, entry_of(other).crashes) == (1, 0)
+
+
+def test_after_a_gap_in_which_nobody_had_the_database_a_whole_lease_is_waited() -> None:
+    lapsed = make_entry(State.RUNNING, lease_until=at(PAST))
+    contact.unbroken_for(using="default")
+    tick = OutboxTick.objects.filter(name="contact")
+    tick.update(last_at=at(timedelta(seconds=-0.5)), unbroken_since=at(PAST))
+    assert contact.unbroken_for(using="default") > 50
+    tick.update(last_at=at(timedelta(seconds=-1.5)), unbroken_since=at(PAST))  # a lease is 2
+    assert lease.sweep(using="default").get("crashed") is None
+    assert reread(lapsed).status == State.RUNNING
+    assert contact.unbroken_for(using="default") < 1
+    tick.update(unbroken_since=at(timedelta(seconds=-2)))
+    assert lease.sweep(using="default")["crashed"] == 1
+
+
+def test_two_deliveries_of_an_entry_in_one_process_are_two_runs() -> None:
+    entry_id = uuid4()
+    register = Runs()
+    original, copy = (Run(entry_id, 1, "default") for _ in range(2))
+    register.begin(original)
+    register.begin(copy)
+    register.end(copy)
+    assert register.alive() == [original]

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from outbox import maintenance
 from outbox.drill.processes import Process
 from outbox.embedded import Servers
 from outbox.failpoints import VARIABLE, Failpoint
+from outbox.lifecycle import finish
+from outbox.lifecycle.claim import Claim
 from outbox.models import OutboxEntry
 from outbox.states import State
 from tests import tasks
@@ -343,3 +346,24 @@ def test_a_transaction_that_never_commits_publishes_nothing(valkey: redis.Redis)
         assert valkey.llen("celery") == 0
         transaction.set_rollback(True)
     assert valkey.llen("celery") == 0
+
+
+def test_a_commit_that_is_cut_each_time_is_tried_later_each_time() -> None:
+    """Of a body that is longer than what a pooler allows: no failure, and no loop without a pause."""
+
+    def pause(attempts: int, *, again: bool) -> float:
+        entry = make_entry(State.RUNNING, attempts=attempts)
+        finish.release(_claim_of(entry), reason="cut", again=again)
+        after = reread(entry)
+        return (after.available_at - after.events.get().at).total_seconds()
+
+    assert pause(1, again=True) <= 0
+    assert max(pause(7, again=True) for _ in range(20)) > 5
+    assert pause(7, again=False) <= 0  # at a shutdown it is due at once
+
+
+def _claim_of(entry: OutboxEntry) -> Claim:
+    assert entry.claim_token is not None
+    names = {field.name for field in fields(Claim)} - {"token", "using"}
+    columns = {name: getattr(entry, name) for name in names}
+    return Claim(**columns, token=entry.claim_token, using="default")

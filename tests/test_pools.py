@@ -62,6 +62,20 @@ def test_a_task_that_exits_is_recorded_and_the_worker_lives(
     assert worker.alive
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_handler_that_exits_is_recorded_and_the_worker_lives_and_stops(
+    start_worker: Callable[..., Process], valkey: redis.Redis, pool: str
+) -> None:
+    worker = start_worker(f"--pool={pool}")
+    entry = ended(tasks.exiting.delay(where="before_start"))
+    assert (entry.status, entry.error) == (State.FAILED, "SystemExit: enough")
+    assert ended(tasks.exiting.delay(where="on_success")).status == State.SUCCEEDED
+    assert ended(tasks.add.delay(1, 1)).status == State.SUCCEEDED
+    wait_until(lambda: not valkey.hlen("unacked"))
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+
+
 def test_a_warm_shutdown_lets_the_body_finish(
     start_worker: Callable[..., Process], tmp_path: Path
 ) -> None:

@@ -170,9 +170,17 @@ ITEMS: dict[str, bytes | str] = {
     "a body that is null": json.dumps(message(body=None)),
     "a pickle": json.dumps(message(**{"content-type": "application/x-python-serialize"})),
     "an unknown encoding": json.dumps(message(**{"content-encoding": "klingon"})),
-    "time limits that are none": json.dumps(
-        message(headers={"id": str(uuid4()), "task": "tests.tasks.plain", "timelimit": "soon"})
-    ),
+    "deep": b"[" * 200_000,
+    "a deep body": json.dumps(message(body="[" * 5_000 + "]" * 5_000)),
+    **{
+        f"time limits {limits!r} of {task}": json.dumps(
+            message(
+                headers={"id": str(uuid4()), "task": f"tests.tasks.{task}", "timelimit": limits}
+            )
+        )
+        for limits in ("soon", 5, ["x", None], [None, -1], [1, 2, 3])
+        for task in ("plain", "add")
+    },
     "an unknown task without id": json.dumps(message(headers={"task": "nowhere"})),
     "a task that is a list": json.dumps(message(headers={"id": "1", "task": []})),
     "an id that is a list": json.dumps(message(headers={"id": [], "task": "tests.tasks.add"})),
@@ -194,6 +202,8 @@ def test_what_is_no_message_is_counted_and_stops_nobody(
     still_works(tmp_path / "next")
     nothing_waits(valkey)
     assert worker.alive
+    for _ in range(8):  # as many as there are slots in the pool, and more: none was lost
+        still_works(tmp_path / "again")
     wait_until(lambda: refused("unreadable") >= len(ITEMS) - 3)
     assert "Unrecoverable error" not in worker.tail(5000)
 
