@@ -144,7 +144,7 @@ def test_a_read_is_bounded_by_messages_and_by_bytes(valkey: redis.Redis, order: 
     assert [raw for raws in reads for raw in raws] == sent
     assert max(map(len, reads)) == broker.LONGEST
     too_large = [raws for raws in reads if sum(map(len, raws)) > broker.LARGEST]
-    assert len(too_large) <= (0 if order.endswith("first") else 3)  # where the large ones begin
+    assert len(too_large) <= 3  # where the large ones begin
 
 
 def test_a_look_that_is_given_up_leaves_no_reply_behind_for_the_next_one(

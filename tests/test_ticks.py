@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import redis
+from django.db import connection
 
 from outbox import maintenance, ticks
 from outbox.errors import Overtaken
@@ -75,14 +77,31 @@ def test_a_run_that_could_not_renew_in_time_leaves_and_records_nothing() -> None
 
 def test_a_run_that_ends_late_takes_no_other_ones_lease_away() -> None:
     """Both are children of one worker: they share its boot."""
-    other = uuid4()
+    began, may_end = threading.Event(), threading.Event()
+
+    def sibling() -> None:
+        def work(renew: ticks.Renew) -> ticks.Found:
+            began.set()
+            assert may_end.wait(15)
+            return {"the other": "one"}
+
+        run(work)
+        connection.close()
+
+    other = threading.Thread(target=sibling)
 
     def work(renew: ticks.Renew) -> ticks.Found:
-        OutboxTick.objects.update(lease_owner=other, lease_until=ago(seconds=-60))
+        OutboxTick.objects.update(lease_until=at(PAST))
+        other.start()
+        assert began.wait(15)
         return {"too": "late"}
 
     run(work)
-    assert (tick().lease_owner, tick().findings) == (other, {})
+    assert tick().findings == {}
+    assert run() is None  # the other one has it still
+    may_end.set()
+    other.join()
+    assert tick().findings == {"the other": "one"}
 
 
 def test_a_run_that_fails_keeps_nobody_out() -> None:

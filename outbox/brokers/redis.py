@@ -22,8 +22,8 @@ from outbox.errors import BrokerUnavailable
 # One read, which the broker's other clients wait for: at most so many messages, and about so many
 # bytes, by the largest message of the read before. Where large messages begin behind small ones,
 # two reads are of that many messages all the same: the server cannot be asked for less by bytes.
-LONGEST = 1_000
-LARGEST = 1_048_576
+LONGEST = 500
+LARGEST = 524_288
 _FIRST = 20  # messages: nothing is known of their size yet
 
 
