@@ -104,7 +104,7 @@ DATABASES = {
 
 CELERY_BROKER_URL = env("CELERY_BROKER_URL", "redis://127.0.0.1:6379/0")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker outlives any outage of its broker
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker tries for as long as its broker is away
 CELERY_BROKER_TRANSPORT_OPTIONS = {  # without a limit, a publish to a dead peer hangs for ever
     "socket_connect_timeout": 5,
     "socket_timeout": 5,

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from outbox.clock import new_id
-from outbox.models import OutboxEffect, OutboxEntry
+from outbox.models import OutboxEffect, OutboxEntry, OutboxTick
 from outbox.states import FINAL, State
 
 PAST = timedelta(seconds=-60)
@@ -20,6 +20,12 @@ def at(delta: timedelta = timedelta()) -> datetime:
 def ago(**span: float) -> datetime:
     """That long before now: `ago(minutes=5)`."""
     return at(-timedelta(**span))
+
+
+def in_reach_for_long() -> None:
+    """Somebody has had the database in reach for more than a lease: sweeps may crash."""
+    times = {"last_at": at(), "unbroken_since": at(PAST)}
+    OutboxTick.objects.update_or_create(name="contact", defaults=times)
 
 
 def make_entry(status: State | str = State.PENDING, **columns: Any) -> OutboxEntry:

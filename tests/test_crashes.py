@@ -349,7 +349,7 @@ def test_a_transaction_that_never_commits_publishes_nothing(valkey: redis.Redis)
 
 
 def test_a_commit_that_is_cut_each_time_is_tried_later_each_time() -> None:
-    """Of a body that is longer than what a pooler allows: no failure, and no loop without a pause."""
+    """Of a body that is longer than what a pooler allows: no failure, and no loop at full speed."""
 
     def pause(attempts: int, *, again: bool) -> float:
         entry = make_entry(State.RUNNING, attempts=attempts)

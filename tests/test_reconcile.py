@@ -16,7 +16,16 @@ from outbox.lifecycle.reconcile import published as publishing
 from outbox.models import OutboxEntry, OutboxWorker
 from outbox.states import State
 from tests import tasks
-from tests.factories import AHEAD, PAST, ago, at, make_entries, make_entry, reread
+from tests.factories import (
+    AHEAD,
+    PAST,
+    ago,
+    at,
+    in_reach_for_long,
+    make_entries,
+    make_entry,
+    reread,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -227,6 +236,7 @@ def test_a_lost_message_is_found_behind_any_number_that_wait(
 
 
 def test_a_lapsed_lease_is_a_crash_with_backoff() -> None:
+    in_reach_for_long()
     entry = make_entry(State.RUNNING, lease_until=at(PAST), crash_limit=3)
     assert look().crashed == 1
     after = reread(entry)
@@ -248,6 +258,7 @@ def test_nothing_is_crashed_before_the_database_has_been_up_for_a_lease(settings
 
 
 def test_a_cancelled_run_whose_lease_ran_out_is_settled() -> None:
+    in_reach_for_long()
     entry = make_entry(State.CANCELLED, lease_owner=uuid4(), lease_pid=1, lease_until=at(PAST))
     assert look().settled == 1
     assert not reread(entry).run_goes_on
