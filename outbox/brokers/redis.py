@@ -25,6 +25,8 @@ from outbox.errors import BrokerUnavailable
 LONGEST = 500
 LARGEST = 524_288
 _FIRST = 20  # messages: nothing is known of their size yet
+# Then the replies are awaited: redis-py lets go of what it has received only when it has read all.
+_IN_A_ROW = 16
 
 
 class Look(NamedTuple):
@@ -93,21 +95,24 @@ def _keys(channel: Any, queue: str) -> Iterable[str]:
 
 def _list(client: Any, key: str) -> Iterator[Sequence[bytes]]:
     with _alone(client) as connection:
-        size = _FIRST
-        asked = deque([size, size])
-        for number in range(2):
-            _ask(connection, key, number * size, size)
-        start = 2 * size
-        # Two reads are under way at any time: the server is at one while we are at the other.
-        while asked:
-            raws = connection.read_response()
-            if len(raws) == asked.popleft():  # else the list ends here
-                size = _next_size(size, raws)
+        start, size, ended, in_a_row = 0, _FIRST, False, 0
+        asked: deque[int] = deque()
+        raws: Sequence[bytes] = ()
+        while not ended or asked or raws:
+            # Two reads under way: the server is at one while these are worked on.
+            while not ended and len(asked) < 2 and in_a_row < _IN_A_ROW:
                 _ask(connection, key, start, size)
                 asked.append(size)
-                start += size
+                start, in_a_row = start + size, in_a_row + 1
             if raws:
                 yield raws
+            raws = ()
+            if asked:
+                raws = connection.read_response()
+                ended = len(raws) < asked.popleft() or ended
+                size = _next_size(size, raws)
+            else:
+                in_a_row = 0
 
 
 def _ask(connection: Any, key: str, start: int, size: int) -> None:
@@ -129,5 +134,5 @@ def _alone(client: Any) -> Iterator[Any]:
 
 
 def _next_size(size: int, raws: Sequence[bytes]) -> int:
-    fitting = LARGEST // max(1, *map(len, raws))
+    fitting = LARGEST // max([1, *map(len, raws)])
     return max(1, min(LONGEST, 4 * size, fitting))
