@@ -122,12 +122,11 @@ IDS_OF_MISSING = _IDS.format(marked="AND missing_since IS NOT NULL")
 # One statement, so that of two at once the second sees what the first has found.
 CONTACT = """
 INSERT INTO celery_outbox_tick AS t (name, last_at, unbroken_since)
-VALUES ('contact', STATEMENT_TIMESTAMP(), STATEMENT_TIMESTAMP())
+VALUES (%(name)s, STATEMENT_TIMESTAMP(), STATEMENT_TIMESTAMP())
 ON CONFLICT (name) DO UPDATE SET
   unbroken_since = CASE
     WHEN t.last_at >= STATEMENT_TIMESTAMP() - %(gap)s THEN t.unbroken_since
     ELSE STATEMENT_TIMESTAMP()
   END,
   last_at = GREATEST(t.last_at, STATEMENT_TIMESTAMP())
-RETURNING EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - t.unbroken_since)
 """

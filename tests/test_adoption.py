@@ -18,7 +18,7 @@ from outbox.lifecycle.reconcile import Findings, reconcile, strays
 from outbox.models import OutboxEntry
 from outbox.states import State
 from tests import tasks
-from tests.factories import AHEAD, PAST, ago, at, make_entry, reread
+from tests.factories import AHEAD, PAST, ago, at, in_reach_for_long, make_entry, reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -319,6 +319,7 @@ def test_a_dry_run_says_what_a_pass_would_do_and_changes_nothing(valkey: redis.R
     send(make_entry(State.CANCELLED, finished_at=at(PAST)))
     send(OutboxEntry(pk=uuid4(), task="tests.tasks.add"))
     make_entry(State.RUNNING, due_at=ago(days=1))
+    in_reach_for_long()
     queued, before = valkey.lrange("celery", 0, -1), everything()
 
     would = look(dry=True, remove=True)

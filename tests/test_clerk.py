@@ -309,7 +309,7 @@ def test_a_dead_run_whose_row_is_locked_costs_the_others_no_lease(
 
 def test_after_a_gap_in_which_nobody_had_the_database_a_whole_lease_is_waited() -> None:
     lapsed = make_entry(State.RUNNING, lease_until=at(PAST))
-    contact.unbroken_for(using="default")
+    contact.leave_word(using="default")
     tick = OutboxTick.objects.filter(name="contact")
     tick.update(last_at=at(timedelta(seconds=-0.5)), unbroken_since=at(PAST))
     assert contact.unbroken_for(using="default") > 50

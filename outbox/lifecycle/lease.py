@@ -28,14 +28,16 @@ def sweep(*, using: str, dry: bool = False) -> dict[str, int]:
     `dry`: only count them.
     """
     found = {"expired": expire_late(using=using, dry=dry)}
-    if database_is_settled(using=using):
+    if database_is_settled(using=using, dry=dry):
         found["crashed"] = crash_lapsed(using=using, dry=dry)
         found["settled"] = settle_abandoned(using=using, dry=dry)
     return found
 
 
-def database_is_settled(*, using: str) -> bool:
+def database_is_settled(*, using: str, dry: bool = False) -> bool:
     """Whether the living have had a whole lease to renew in, since it was last out of reach."""
+    if not dry:
+        contact.leave_word(using=using)
     if contact.unbroken_for(using=using) < settings().LEASE:
         return False
     with connections[using].cursor() as cursor:

@@ -46,7 +46,7 @@ class Clerk(Rounds):
             self.attempt(f"sign off {using}", partial(workers.sign_off, using=using))
 
     def _renew(self, using: str) -> None:
-        contact.unbroken_for(using=using)
+        contact.leave_word(using=using)
         ids = {run.entry_id for run in runs.alive() if run.using == using}
         if ids:
             transitions.renew(ids, owner=identity.BOOT, lease=pools.lease(), using=using)
