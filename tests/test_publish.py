@@ -21,7 +21,7 @@ from outbox.lifecycle import publish
 from outbox.models import OutboxEntry, OutboxQueue, OutboxTick
 from outbox.states import State
 from tests import tasks
-from tests.factories import AHEAD, PAST, at, make_entry, reread
+from tests.factories import AHEAD, PAST, at, in_reach_for_long, make_entry, reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -265,6 +265,7 @@ def test_a_paused_queue_is_not_published_to_on_commit_either(valkey: redis.Redis
 
 
 def test_a_paused_outbox_publishes_nothing(settings: Any, valkey: redis.Redis) -> None:
+    in_reach_for_long()
     settings.OUTBOX = {**settings.OUTBOX, "PAUSED": True}
     entry = OutboxEntry.objects.get(pk=tasks.add.delay(1, 2).id)
     assert maintenance.dispatch(APP, using="default") == {
