@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from celery import current_app
 from django.contrib.auth.models import Group
 from django.db import transaction
 
@@ -236,12 +237,13 @@ def test_a_broker_that_is_away_does_not_undo_the_cancellation(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry = make_entry(State.RUNNING)
-    before = APP.conf.broker_url
-    APP.conf.broker_url = APP.conf.broker_write_url = "redis://127.0.0.1:1/0"
+    conf = current_app.conf
+    before = conf.broker_url
+    conf.broker_url = conf.broker_write_url = "redis://127.0.0.1:1/0"
     try:
         assert outbox.cancel(entry.pk, actor="user:ann", terminate=True)
     finally:
-        APP.conf.broker_url, APP.conf.broker_write_url = before, before
+        conf.broker_url, conf.broker_write_url = before, before
     assert reread(entry).status == State.CANCELLED
     assert "outbox.run.unreached" in caplog.text
 
