@@ -29,7 +29,11 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
 APP = tasks.add.app
-AGO = ago(seconds=30)
+
+
+def lately() -> datetime:
+    """Since the last pass, and past the moment that is left to the worker."""
+    return ago(seconds=30)
 
 
 def look(**how: Any) -> Findings:
@@ -43,14 +47,16 @@ def told(entry: OutboxEntry) -> AsyncResult:
     return result
 
 
-def store(entry: OutboxEntry, status: str, value: Any = None, *, at: datetime = AGO) -> None:
+def store(
+    entry: OutboxEntry, status: str, value: Any = None, *, at: datetime | None = None
+) -> None:
     """As a worker stored it, a while ago."""
     APP.backend.store_result(str(entry.pk), value, status)
-    TaskResult.objects.filter(task_id=str(entry.pk)).update(date_done=at)
+    TaskResult.objects.filter(task_id=str(entry.pk)).update(date_done=at or lately())
 
 
 def ended(state: State, **columns: Any) -> OutboxEntry:
-    return make_entry(state, **{"finished_at": AGO, **columns})
+    return make_entry(state, **{"finished_at": lately(), **columns})
 
 
 # --- entries that have ended --------------------------------------------------------------------
@@ -177,7 +183,7 @@ def test_a_requeued_entry_is_told_as_pending_again() -> None:
     entry = make_entry(State.FAILED, finished_at=ago(hours=5), created_at=ago(hours=6))
     store(entry, "FAILURE", ValueError("no"), at=ago(hours=5))
     outbox.requeue(entry.pk, actor="user:ann")
-    OutboxEntry.objects.update(due_at=AGO, started_at=ago(hours=5))
+    OutboxEntry.objects.update(due_at=lately(), started_at=ago(hours=5))
     assert look().mismatched == 1
     assert told(entry).state == "PENDING"
 
@@ -187,7 +193,7 @@ def test_an_entry_that_was_cancelled_before_any_run_and_requeued_is_told_as_pend
     entry = make_entry(State.CANCELLED, finished_at=ago(hours=5), **old)
     store(entry, "REVOKED", TaskRevokedError("cancelled"), at=ago(hours=5))
     outbox.requeue(entry.pk, actor="user:ann")
-    OutboxEntry.objects.update(due_at=AGO)
+    OutboxEntry.objects.update(due_at=lately())
     look()
     assert told(entry).state == "PENDING"
 
@@ -200,7 +206,7 @@ def test_no_end_is_told_of_an_entry_that_is_to_run_again(stored: str) -> None:
         "failures": 1,
         "error": "ValueError: no",
     }
-    entry = make_entry(available_at=at(AHEAD), due_at=ago(hours=1), created_at=AGO, **attempt)
+    entry = make_entry(available_at=at(AHEAD), due_at=ago(hours=1), created_at=lately(), **attempt)
     store(entry, stored, ValueError("no") if stored != "SUCCESS" else 1)
     assert look().mismatched == 1
     assert told(entry).state == "RETRY"
