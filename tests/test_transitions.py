@@ -9,10 +9,12 @@ import pytest
 
 from outbox import transitions
 from outbox.events import Note
-from outbox.lifecycle import operate
+from outbox.lifecycle import finish, operate
+from outbox.lifecycle.claim import Claim, take
 from outbox.models import OutboxEntry
 from outbox.states import EDGES, FINAL, State, Verb
 from outbox.transitions import Ending, Holder
+from tests import tasks
 from tests.factories import AHEAD, PAST, at, begin_effect, make_entry, reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -394,3 +396,13 @@ def test_erasing_a_failed_entry_tells_its_owner_nothing_again() -> None:
     entry = make_entry(State.FAILED, owner="tests")
     assert TRY[Verb.ERASE](entry)
     assert OutboxEntry.objects.count() == 1
+
+
+def test_a_claim_and_its_ending_are_one_statement_each(django_assert_num_queries: Any) -> None:
+    entry = make_entry(State.PUBLISHED)
+    with django_assert_num_queries(1):
+        found = take(tasks.add, entry.pk, (), {}, using=USING, stopping=lambda: False)
+    assert isinstance(found, Claim)
+    with django_assert_num_queries(1):
+        assert finish.succeed(tasks.add, found, 3) is Ending.RECORDED
+    assert reread(entry).result == 3
