@@ -86,6 +86,23 @@ def test_a_cold_shutdown_gives_back_what_it_ends(
     assert counted(results) == {(2, 0, 0, 1)}
 
 
+def test_what_still_arrives_after_a_cold_shutdown_is_not_begun(
+    start_worker: Start, notes: Path, until: Path
+) -> None:
+    """Gevent's loop sits in a read that brings one more message; nobody would end that run."""
+    old = start_worker("--pool=gevent")
+    tasks.slow.delay(str(notes), str(until))
+    begun(notes)
+    old.signal(signal.SIGQUIT)
+    old.wait_for(lambda: "Cold shutdown" in old.tail(100), timeout=15, what="a cold shutdown")
+    late = tasks.slow.delay(str(notes), str(until))
+    old.wait(60)
+    assert counted([late]) == {(0, 0, 0, 0)}
+    until.touch()
+    start_worker("--pool=gevent", name="new")
+    all_succeeded([late])
+
+
 def test_a_cold_shutdown_ends_a_child_that_heeds_no_signal(
     start_worker: Start, notes: Path, until: Path
 ) -> None:

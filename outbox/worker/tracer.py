@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery.app.trace import TraceInfo, trace_ok_t
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, WorkerShutdown
 from celery.states import IGNORED, REJECTED
 
 from outbox.clock import as_uuid
@@ -23,7 +23,7 @@ from outbox.lifecycle.claim import Claim, Discard, take
 from outbox.lifecycle.publish import DATABASE_HEADER
 from outbox.outage import is_outage
 from outbox.worker import soft_limit
-from outbox.worker.stopping import is_stopping
+from outbox.worker.stopping import is_ending, is_stopping
 
 if TYPE_CHECKING:
     from outbox.tasks import OutboxTask
@@ -48,6 +48,8 @@ def wrap(task: OutboxTask, tracer: Tracer) -> Tracer:
 def _deliver(
     task: OutboxTask, tracer: Tracer, uuid: str, args: Any, kwargs: Any, request: dict[str, Any]
 ) -> Any:
+    if is_ending():
+        return _given_back(WorkerShutdown(0))
     try:
         found = _take(task, uuid, args, kwargs, request)
     except Exception as error:
@@ -97,9 +99,13 @@ def _left(task: OutboxTask, current: run.Run, error: BaseException) -> Any:
 def _unclaimed(task: OutboxTask, uuid: str, error: Exception) -> Any:
     """The claim could not be made. The row is as it was: reconcile will find its message gone."""
     if is_outage(error):  # and the worker stops: another one shall have it now
-        return _returned(Reject(error, requeue=True), REJECTED)
+        return _given_back(error)
     logger.error("outbox.claim.failed entry_id=%s task=%s", uuid, task.name, exc_info=error)
     return _returned(Ignore(str(error)), IGNORED)
+
+
+def _given_back(reason: BaseException) -> Any:
+    return _returned(Reject(reason, requeue=True), REJECTED)
 
 
 def _returned(error: Exception, state: str) -> Any:
