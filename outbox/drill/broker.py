@@ -1,4 +1,4 @@
-"""The drill's own broker, as a hand reaches into it: wiped, counted, messages taken and put back.
+"""The drill's own broker, as a hand reaches into it: wiped, hung, killed, cut, counted, copied.
 
 Names come from kombu's channel, so that a project's transport options are followed.
 """
@@ -6,6 +6,7 @@ Names come from kombu's channel, so that a project's transport options are follo
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +15,43 @@ from uuid import UUID, uuid4
 import redis
 from celery import Celery
 
+from outbox.embedded import Valkey
+
 
 class Broker:
     """A Valkey that the app of this process means too: see `environment.at_broker`."""
 
-    def __init__(self, url: str, *, app: Celery) -> None:
-        self.url, self.app = url, app
+    def __init__(self, server: Valkey, *, app: Celery) -> None:
+        self.server, self.app = server, app
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    # --- its life -----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Shut it down in order: its file has all that it holds."""
+        self.server.stop()
+
+    def kill(self) -> None:
+        """SIGKILL it: its file has all that it had written."""
+        self.server.kill()
+
+    def start(self) -> None:
+        if not self.server.process.alive:
+            self.server.start()
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """SIGSTOP it: the kernel goes on accepting connections, and nobody ever answers."""
+        self.server.process.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.server.process.signal(signal.SIGCONT)
+
+    # --- what it holds ------------------------------------------------------------------------
 
     def wipe(self) -> None:
         """All that it holds is gone, as after a restart without a file."""

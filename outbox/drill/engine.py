@@ -17,7 +17,7 @@ from django.conf import settings as django_settings
 from django.core.management import call_command
 
 from outbox.conf import settings
-from outbox.drill import about, environment, record, tasks
+from outbox.drill import about, environment, record, results, tasks
 from outbox.drill.broker import Broker
 from outbox.drill.database import Database
 from outbox.drill.errors import DrillError, WaitedInVain
@@ -27,6 +27,7 @@ from outbox.drill.scenarios import POINTS
 from outbox.drill.scenarios.point import Given, Point, Texts, texts
 from outbox.drill.stage import Means, Say, Stage
 from outbox.drill.subject import Subject, load
+from outbox.drill.waits import POLL_SECONDS
 from outbox.embedded import EmbeddedError, Servers, servers
 from outbox.embedded.folder import held
 from outbox.embedded.interrupts import signals_as_exit
@@ -87,10 +88,10 @@ def run(points: Sequence[Point], *, subject: str, timeout: float, say: Say) -> D
     ):
         crashes = task.max_crashes or settings().MAX_CRASHES
         means = replace(means, retries=limit, crashes=crashes, timeout=timeout)
-        results = tuple(_play(point, means) for point in points)
+        played = tuple(_play(point, means) for point in points)
         drill = Drill(
             about=about.describe(task, subject=subject_, own=own),
-            results=results,
+            results=_compared(played, means),
             seconds=time.monotonic() - start,
             open_jobs=record.open_jobs(),
             folder=folder,
@@ -141,6 +142,7 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
         say("making the tables")
         call_command("migrate", verbosity=0, interactive=False)
         tasks.make_table()
+        results.watch()
         fleet = Fleet(
             env=env | found,
             folder=folder,
@@ -151,7 +153,7 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
         yield Means(
             subject=subject,
             fleet=fleet,
-            broker=Broker(own.valkey.url, app=current_app),
+            broker=Broker(own.valkey, app=current_app),
             database=Database(own.postgres),
             say=say,
         )
@@ -185,6 +187,22 @@ def _play(point: Point, means: Means) -> Result:
     return Result(
         point=point, texts=texts(point, given=given), facts=facts, problems=tuple(problems)
     )
+
+
+def _compared(played: Sequence[Result], means: Means) -> tuple[Result, ...]:
+    """With what the result store still says wrong, after reconcile has had time to correct it."""
+    means.say("comparing the result store with the record")
+    means.fleet.ensure({"dispatcher": {}})
+    deadline = time.monotonic() + means.timeout
+    while any(map(_disagreements, played)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return tuple(
+        replace(result, problems=(*result.problems, *_disagreements(result))) for result in played
+    )
+
+
+def _disagreements(result: Result) -> list[str]:
+    return results.disagreements(record.jobs([job.id for job in result.facts.jobs]))
 
 
 def _given(means: Means) -> Given:

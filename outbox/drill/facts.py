@@ -57,6 +57,7 @@ class Facts:
     renewed: bool | None  # None: it was not watched
     struck_at: float | None = None  # wall clock: the last thing that was done to it
     stored_failures: int | None = None  # what Celery's result store calls a FAILURE
+    stored_early: int | None = None  # final states that it was told of an open job
     notes: Mapping[str, Any] = field(default_factory=dict)  # what this point alone looks at
 
     @property
@@ -129,6 +130,7 @@ class Facts:
             "signals": self.signals,
             "owner mails": self.owner_mails,
             "stored as FAILURE": self.stored_failures,
+            "stored before its end": self.stored_early,
             **{f"{verb} events": verbs.count(verb) for verb in (*Verb, LATE)},
             **self.notes,
         }

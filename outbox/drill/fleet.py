@@ -1,4 +1,4 @@
-"""The drilled processes: web, dispatchers and workers, each started as it is in production."""
+"""The drilled processes: web, dispatchers, beats and workers, each started as in production."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from outbox.drill.processes import Process, ProcessError, free_port
 from outbox.embedded.server import runs
 from outbox.failpoints import VARIABLE, Failpoint
 
-Name = Literal["web", "dispatcher", "second dispatcher", "worker", "second worker"]
+Name = Literal[
+    "web", "dispatcher", "second dispatcher", "beat", "second beat", "worker", "second worker"
+]
 Env = Mapping[str, str]
 
 WORKERS: Mapping[Name, str] = {"worker": "drill@%h", "second worker": "drill-second@%h"}
-SECONDS: tuple[Name, ...] = ("second dispatcher", "second worker")
+BEATS: tuple[Name, ...] = ("beat", "second beat")
+SECONDS: tuple[Name, ...] = ("second dispatcher", *BEATS, "second worker")  # few points need them
+
+_READY: Mapping[Name, str] = dict.fromkeys(WORKERS, " ready.") | dict.fromkeys(
+    BEATS, "beat: Starting"
+)
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -240,6 +247,10 @@ class Fleet:
             self.port = free_port()
             module, _, attribute = (self.wsgi or "").rpartition(".")
             return ["waitress", f"--listen=127.0.0.1:{self.port}", f"{module}:{attribute}"]
+        if name in BEATS:
+            schedule = str(self.folder / f"{name.replace(' ', '-')}-schedule")
+            beat = ["celery", "-q", "-A", self.celery_app, "beat", "--loglevel=INFO"]
+            return [*beat, f"--schedule={schedule}", "--pidfile="]
         if name not in WORKERS:
             return ["django", "outbox_dispatcher"]
         worker = ["celery", "-q", "-A", self.celery_app, "worker", "-n", WORKERS[name]]
@@ -249,7 +260,7 @@ class Fleet:
         def is_ready() -> bool:
             if name == "web":
                 return self._web_answers()
-            words = " ready." if name in WORKERS else "outbox.dispatcher.ready"
+            words = _READY.get(name, "outbox.dispatcher.ready")
             return words in process.tail(200)
 
         try:

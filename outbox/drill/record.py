@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.apps import apps
-
 from outbox.lifecycle.cancel import cancel
 from outbox.models import EntryQuerySet, OutboxEntry, OutboxEvent, OutboxTick
 from outbox.states import FINAL, State
@@ -34,6 +32,7 @@ class Job:
     """A durable record, as it stood when it was read."""
 
     id: UUID
+    task: str = ""
     state: str
     version: int = 0
     queue: str = "celery"
@@ -81,20 +80,15 @@ def _since(moment: datetime, *, tasks: Collection[str]) -> EntryQuerySet:
     return OutboxEntry.objects.filter(task__in=tasks, created_at__gt=moment)
 
 
-def stored_failures(job_ids: Collection[UUID]) -> int | None:
-    """How many of these Celery's result store calls a FAILURE. None: it is not in the database."""
-    if not apps.is_installed("django_celery_results"):
-        return None
-    from django_celery_results.models import TaskResult
-
-    ids = list(map(str, job_ids))
-    return int(TaskResult.objects.filter(task_id__in=ids, status="FAILURE").count())
-
-
 def owner_is_told(job_id: UUID) -> bool:
     """Whether the message that is owed to the job's owner has been sent."""
     messages = OutboxEntry.objects.filter(task=TELL_OWNER, parent_id=job_id)
     return messages.filter(status=State.SUCCEEDED).exists()
+
+
+def jobs(job_ids: Collection[UUID]) -> tuple[Job, ...]:
+    """These entries, as they are now."""
+    return tuple(map(_job, OutboxEntry.objects.filter(pk__in=job_ids).prefetch_related("events")))
 
 
 def last_pass(tick: str = DISPATCH) -> datetime | None:
@@ -119,6 +113,7 @@ def cancel_open_jobs() -> None:
 def _job(entry: OutboxEntry) -> Job:
     return Job(
         id=entry.pk,
+        task=entry.task,
         state=str(entry.status),
         version=entry.version,
         queue=entry.queue,

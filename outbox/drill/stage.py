@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import outbox
-from outbox.drill import record, tasks, witness
+from outbox.drill import record, results, tasks, witness
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.facts import Facts, Obligation
 from outbox.drill.fleet import WORKERS, Death, Env, Name
@@ -187,7 +187,8 @@ class Stage(Waits):
             deaths=tuple(self.deaths),
             renewed=self.renewed,
             struck_at=self.struck_at,
-            stored_failures=record.stored_failures(ids),
+            stored_failures=results.stored_failures(ids),
+            stored_early=results.stored_early(ids),
             notes=dict(self.notes),
         )
 

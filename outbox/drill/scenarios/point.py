@@ -88,6 +88,7 @@ def once(**more: Any) -> Wants:
         "releases": 0,
         "effects": 1,
         "keys": 1,
+        "stored before its end": 0,
     }
     found |= {name.replace("_", " "): value for name, value in more.items()}
     if State.FAILED not in (found["state"], *_listed(found["state"])):
