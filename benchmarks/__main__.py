@@ -20,7 +20,7 @@ from django.core.management import call_command
 from outbox.embedded import Servers, servers
 
 FOLDER = Path(__file__).resolve().parent.parent / ".run" / "bench"
-NAMES = ("throughput", "dispatch", "enqueue", "latency", "reconcile")
+NAMES = ("throughput", "dispatch", "enqueue", "latency", "recovery", "reconcile")
 PACKAGES = ("celery", "kombu", "redis", "Django", "psycopg")
 LINE = "{:<17} {:<28} {:>9} {:>9} {:<9} {:>6} {:>7}  {}"
 

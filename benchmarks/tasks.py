@@ -6,6 +6,7 @@ That a body ran is a byte in a file and its start a line in a pipe: the same for
 import os
 import time
 from functools import cache
+from pathlib import Path
 
 from celery import shared_task
 
@@ -13,6 +14,7 @@ from outbox.tasks import OutboxTask
 
 RUNS = "BENCH_RUNS"  # environment: the file that gets a byte for each run
 STARTS = "BENCH_STARTS"  # environment: the pipe that gets the time of each start
+TIMES = "BENCH_TIMES"  # environment: settings of the outbox, as a dict's text
 
 
 @cache
@@ -38,3 +40,16 @@ plain_started = shared_task(_started, acks_late=True, name="bench.plain_start", 
 @shared_task(base=OutboxTask, name="bench.idling", ignore_result=True)
 def idling(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def hang() -> Path:
+    """While this file is there, attempts of `owed_recovering` begin that do not end."""
+    return Path(os.environ[STARTS]).with_suffix(".hang")
+
+
+@shared_task(base=OutboxTask, name="bench.owed_recovering", ignore_result=True)
+def owed_recovering() -> None:
+    hangs = hang().exists()
+    _started(1)
+    while hangs:
+        time.sleep(0.01)

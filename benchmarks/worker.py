@@ -21,12 +21,17 @@ app.autodiscover_tasks()
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Process]:
+def running(folder: Path, node: str = NODE) -> Iterator[Process]:
     """A prefork worker with two children that runs both sides of a comparison."""
     argv = [sys.executable, "-m", "celery", "-A", "benchmarks.worker", "worker"]
-    argv += ["-c", "2", "-Q", QUEUE, "-n", NODE, "-l", "WARNING"]
-    with Process("worker", argv=argv, log=folder / "worker.log") as worker:
-        worker.wait_for(
-            lambda: app.control.ping([NODE], timeout=0.5), timeout=60, what="it answered a ping"
-        )
+    argv += ["-c", "2", "-Q", QUEUE, "-n", node, "-l", "WARNING"]
+    with Process("worker", argv=argv, log=folder / f"{node.partition('@')[0]}.log") as worker:
+        await_ready(worker, node)
         yield worker
+
+
+def await_ready(worker: Process, node: str) -> None:
+    """Wait until it answers a ping."""
+    worker.wait_for(
+        lambda: app.control.ping([node], timeout=0.5), timeout=60, what="it answered a ping"
+    )

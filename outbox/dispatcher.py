@@ -62,7 +62,7 @@ class Dispatcher:
         return True
 
     def _reconcile(self, *, using: str) -> Any:
-        return maintenance.reconcile(self.app, using=using)
+        return maintenance.recover(self.app, using=using)
 
     def _at_most(self, name: str, using: str, every: float, work: Callable[..., Any]) -> None:
         now, key = time.monotonic(), f"{name} {using}"

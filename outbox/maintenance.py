@@ -55,6 +55,14 @@ def reconcile(app: Celery, *, using: str, anew: bool = False, remove: bool = Fal
     )
 
 
+def recover(app: Celery, *, using: str) -> Found | None:
+    """Reconcile, and publish at once what is owed again: it has waited long enough."""
+    found = reconcile(app, using=using)
+    if found and (found["stranded"] or found["orphaned"]):
+        dispatch(app, batches=1, using=using)
+    return found
+
+
 def would_reconcile(app: Celery, *, using: str, remove: bool = False) -> Found:
     """What a pass would find and do. Changes nothing, so that any number may run at once."""
     return asdict(reconciling.reconcile(app, using=using, dry=True, remove=remove))

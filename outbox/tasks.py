@@ -225,10 +225,10 @@ def dispatch_tick(self: _Tick) -> None:
 @shared_task(base=_Tick, bind=True, name="outbox.reconcile")
 def reconcile_tick(self: _Tick) -> None:
     """Compare the database with the broker, and repair."""
-    from outbox.maintenance import reconcile
+    from outbox.maintenance import recover
 
     for using in settings().DATABASES:
-        reconcile(self.app, using=using)
+        recover(self.app, using=using)
 
 
 @shared_task(base=_Tick, bind=True, name="outbox.prune")

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 import redis
 
+from outbox import maintenance
 from outbox.brokers import redis as broker
 from outbox.lifecycle import lease, publish
 from outbox.lifecycle.reconcile import Findings, reconcile, strands
@@ -66,6 +67,17 @@ def test_a_lost_message_is_published_again_after_two_looks(valkey: redis.Redis) 
     assert (after.status, after.strands, after.missing_since) == (State.PENDING, 1, None)
     assert after.events.get().verb == "strand"
     publish.dispatch(APP, using="default")
+    assert valkey.llen("celery") == 1
+
+
+def test_what_a_tick_strands_it_publishes_at_once(valkey: redis.Redis) -> None:
+    entry = published()
+    valkey.flushdb()
+    seen_missing_before(entry)
+    found = maintenance.recover(APP, using="default")
+    assert found is not None
+    assert found["stranded"] == 1
+    assert reread(entry).status == State.PUBLISHED
     assert valkey.llen("celery") == 1
 
 

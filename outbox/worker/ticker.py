@@ -59,5 +59,5 @@ class Ticker(Rounds):
         limit = LATE * settings().RECONCILE_EVERY
         if wait := ticks.late_in(ticks.RECONCILE, limit, using=using):
             return wait
-        maintenance.reconcile(self.app, using=using)
+        maintenance.recover(self.app, using=using)
         return limit
