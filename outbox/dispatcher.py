@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from celery import Celery
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import connections
 
 from outbox import maintenance
 from outbox.conf import settings
@@ -20,9 +20,6 @@ from outbox.outage import LONGEST_PAUSE
 logger = logging.getLogger("outbox")
 
 PRUNE_EVERY = 3600.0  # seconds
-
-# Everything that the database or a driver's broken socket may raise while it is away.
-_AWAY = (DatabaseError, InterfaceError)
 
 
 class Dispatcher:
@@ -55,7 +52,7 @@ class Dispatcher:
             maintenance.dispatch(self.app, using=using)
             self._at_most("reconcile", using, settings().RECONCILE_EVERY, self._reconcile)
             self._at_most("prune", using, PRUNE_EVERY, maintenance.prune)
-        except _AWAY as error:
+        except maintenance.AWAY as error:
             logger.warning("outbox.database.away while dispatching: %s", error)
             connections[using].close()
             return False

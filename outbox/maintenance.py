@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import asdict
 
 from celery import Celery
+from django.db import DatabaseError, InterfaceError, connections
 
 from outbox import ticks
 from outbox.conf import settings
@@ -14,6 +17,10 @@ from outbox.lifecycle import prune as pruning
 from outbox.lifecycle import reconcile as reconciling
 from outbox.ticks import Found, Renew
 
+logger = logging.getLogger("outbox")
+
+# Everything that the database or a driver's broken socket may raise while it is away.
+AWAY = (DatabaseError, InterfaceError)
 _PRUNE_LEASE = 60.0  # seconds: one whose process died keeps the others out no longer
 
 
@@ -61,6 +68,24 @@ def recover(app: Celery, *, using: str) -> Found | None:
     if found and (found["stranded"] or found["orphaned"]):
         dispatch(app, batches=1, using=using)
     return found
+
+
+def everywhere(work: Callable[[str], object]) -> None:
+    """Do `work` in each database that has an outbox: one that is away keeps no other waiting.
+
+    Raises:
+        DatabaseError, InterfaceError: what the last one that was away said, after all the others.
+    """
+    away: Exception | None = None
+    for using in settings().DATABASES:
+        try:
+            work(using)
+        except AWAY as error:
+            logger.warning("outbox.database.away in a tick of %s: %s", using, error)
+            connections[using].close()
+            away = error
+    if away is not None:
+        raise away
 
 
 def would_reconcile(app: Celery, *, using: str, remove: bool = False) -> Found:

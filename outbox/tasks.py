@@ -216,28 +216,25 @@ class _Tick(OutboxTask):
 @shared_task(base=_Tick, bind=True, name="outbox.dispatch")
 def dispatch_tick(self: _Tick) -> None:
     """Sweep expired leases and publish what is due."""
-    from outbox.maintenance import dispatch
+    from outbox import maintenance
 
-    for using in settings().DATABASES:
-        dispatch(self.app, using=using)
+    maintenance.everywhere(lambda using: maintenance.dispatch(self.app, using=using))
 
 
 @shared_task(base=_Tick, bind=True, name="outbox.reconcile")
 def reconcile_tick(self: _Tick) -> None:
     """Compare the database with the broker, and repair."""
-    from outbox.maintenance import recover
+    from outbox import maintenance
 
-    for using in settings().DATABASES:
-        recover(self.app, using=using)
+    maintenance.everywhere(lambda using: maintenance.recover(self.app, using=using))
 
 
 @shared_task(base=_Tick, bind=True, name="outbox.prune")
 def prune_tick(self: _Tick) -> None:
     """Delete ended entries whose retention is past."""
-    from outbox.maintenance import prune
+    from outbox import maintenance
 
-    for using in settings().DATABASES:
-        prune(using=using)
+    maintenance.everywhere(lambda using: maintenance.prune(using=using))
 
 
 @shared_task(

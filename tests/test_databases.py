@@ -1,15 +1,19 @@
 """An outbox in each of two databases: an entry belongs to the one whose transaction owes it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.db import transaction
 
 from outbox.drill.processes import Process
 from outbox.errors import MisuseError
-from outbox.models import OutboxEntry
+from outbox.models import OutboxEntry, OutboxTick
 from outbox.states import State
 from tests import tasks
 from tests.waiting import wait_until
@@ -42,6 +46,36 @@ def test_a_worker_claims_and_ends_it_where_it_lives(
     ended = OutboxEntry.objects.using("other").filter(pk=result.id, status=State.SUCCEEDED)
     assert wait_until(ended.exists)
     assert path.read_text() == f"{result.id} 0 ran\n"
+
+
+_TICKS = """
+import django
+django.setup()
+from outbox.tasks import dispatch_tick, reconcile_tick
+from tests import tasks  # their app
+for tick in (dispatch_tick, reconcile_tick):
+    try:
+        tick()
+    except django.db.OperationalError as error:
+        print(error)
+"""
+
+
+def test_a_database_that_is_away_keeps_no_tick_from_the_others(
+    surroundings: dict[str, str], valkey: redis.Redis
+) -> None:
+    """As beat runs them, in a process whose first database is not there."""
+    for using in ("default", "other"):
+        row = OutboxEntry(task=tasks.add.name, args=[1, 2], kwargs={})
+        OutboxEntry.objects.using(using).bulk_create([row])
+    env = {**os.environ, **surroundings, "TESTS_DATABASES": "gone,default,other"}
+    ran = subprocess.run(
+        [sys.executable, "-c", _TICKS], env=env, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.count("nowhere") == 2, ran.stderr
+    assert valkey.llen("celery") == 2
+    for using in ("default", "other"):
+        assert OutboxTick.objects.using(using).filter(name="reconcile").exists()
 
 
 def test_a_database_that_nobody_dispatches_from_is_refused() -> None:
