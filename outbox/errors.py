@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from celery.exceptions import Ignore
 from django.core.exceptions import ImproperlyConfigured
 
@@ -48,3 +50,35 @@ class Overtaken(OutboxError):
 
 class EntryFailed(OutboxError):
     """What `AsyncResult.get()` raises of an entry that failed without a run of it raising."""
+
+
+class NotPerformed(OutboxError):
+    """Raised by `perform` where the effect has certainly not happened, such as a refused recipient.
+
+    It may then be tried again as if it had never been begun. `raise NotPerformed from error`: the
+    task meets that error, with its own retry rules.
+    """
+
+
+class EffectMismatch(OutboxError, ValueError):
+    """The same effect with another request: an error in the task, and not a second effect."""
+
+
+class EffectUncertain(OutboxError, Ignore):
+    """Nobody knows whether the effect happened: in a task the entry is parked. Let it leave."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class EffectUnverified(OutboxError):
+    """`verify` could not say; why is the cause. In a task that is a failure, tried again."""
+
+
+class EffectUnderWay(OutboxError, Ignore):
+    """It has not happened, and whoever began it may still be at it. In a task: tried again then."""
+
+    def __init__(self, key: str, *, until: datetime) -> None:
+        super().__init__(f"{key} may still be performed until {until:%Y-%m-%d %H:%M:%S %Z}")
+        self.key, self.until = key, until

@@ -22,6 +22,8 @@ class Failpoint(StrEnum):
     FLUSHED = "publish.flushed"  # the broker has the messages, the rows are not marked
     DELIVERED = "claim.delivered"  # it has reached the process that would run it; nothing claimed
     CLAIMED = "claim.claimed"  # the claim is committed, the body has not begun
+    BEGUN = "effect.begun"  # the ledger has it as begun, the call has not been made
+    PERFORMED = "effect.performed"  # the call has returned, its outcome is not recorded
     RETURNED = "run.returned"  # the body is done, its ending not recorded
 
 

@@ -289,7 +289,10 @@ class OutboxEffect(models.Model):
     """The ledger: an effect outside the database that was begun, and what became of it."""
 
     id = models.BigAutoField(primary_key=True)
-    entry = models.ForeignKey(OutboxEntry, on_delete=models.CASCADE, related_name="effects")
+    # None: of a command or a script, which brought a key of its own.
+    entry = models.ForeignKey(
+        OutboxEntry, on_delete=models.CASCADE, related_name="effects", null=True
+    )
     name = models.TextField()
     key = models.TextField()
     request = PayloadField(null=True)

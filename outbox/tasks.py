@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from celery import Celery, shared_task
@@ -14,6 +15,8 @@ from celery.result import AsyncResult
 from outbox.conf import settings
 from outbox.errors import ConfigurationError, MisuseError
 from outbox.lifecycle import cancel, run
+from outbox.lifecycle import effect as ledger
+from outbox.lifecycle.effect import Perform, Verify
 from outbox.lifecycle.finish import Again, when_to_run
 from outbox.transitions import TELL_OWNER
 from outbox.worker import tracer
@@ -178,6 +181,56 @@ class OutboxTask(DjangoTask):
         current = run.current(self)
         if current is not None:
             cancel.raise_if_cancelled(current.claim)
+
+    def effect(
+        self,
+        name: str,
+        perform: Perform,
+        *,
+        request: Any = None,
+        verify: Verify | None = None,
+        on_uncertain: str = "park",
+        timeout: float | None = None,
+        repeat_within: float | None = None,
+    ) -> Any:
+        """Do something outside the database that is not repeated blindly; its result.
+
+        It is begun in the ledger by a commit of its own, performed, and its result recorded. Later
+        attempts of this entry get the recorded result, and perform nothing. Where an attempt died
+        in between, nobody knows: then `verify` is asked, or `on_uncertain` says what to do.
+
+        Called eagerly or plainly, outside a claim, it performs and keeps no ledger.
+
+        Args:
+            name: names the effect within its entry; one body may have several.
+            perform: does it, under the idempotency key that it is given: `<entry id>:<name>`, the
+                same for all attempts. What it returns must be JSON. It raises `NotPerformed` where
+                it has certainly not happened.
+            request: what is asked for, as JSON; the same name with another request is an error.
+            verify: asks the receiving side, by the key: returns `Found(result)` or `NOT_FOUND`,
+                and raises where it cannot say, which is a failure that is tried again.
+            on_uncertain: "park": a person is asked. "repeat": it is performed under the same key.
+            timeout: seconds that `perform` may take; before they are over, `NOT_FOUND` may only
+                mean that it is still under way. None: the lease.
+            repeat_within: seconds after the first begin in which a repetition is known by its key;
+                a person is asked afterwards. None: 24 hours.
+
+        Raises:
+            EffectUncertain, EffectUnderWay: let them leave: the entry is parked, or tried later.
+            EffectMismatch: it was begun with another request.
+            Cancelled: the entry was cancelled, or its lease ran out and another run owns it.
+            MisuseError: inside a transaction, and so with `atomic=True`: that could be undone.
+            PayloadError: the request cannot be stored.
+        """
+        current = run.current(self)
+        if current is None:
+            return perform(f"{self.request.id or uuid4()}:{name}")
+        claim = current.claim
+        this = ledger.begin_of(
+            f"{claim.id}:{name}", name=name, request=request, timeout=timeout, claim=claim
+        )
+        policy = ledger.policy_of(verify, on_uncertain, repeat_within)
+        return ledger.in_task(self, current, this, perform, policy)
 
     def _note_retry(
         self, current: run.Run, args: Any, kwargs: Any, options: dict[str, Any]

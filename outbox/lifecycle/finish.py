@@ -181,6 +181,14 @@ def _budget_is_gone(task: OutboxTask, claim: Claim, again: Again) -> bool:
     return limit is not None and claim.failures + 1 >= limit
 
 
+def usual_pause(task: OutboxTask, retries: int) -> timedelta:
+    """The pause before the next attempt by the task's own retry options."""
+    first = float(getattr(task, "retry_backoff", 0) or 0)
+    if not first:
+        return timedelta(seconds=task.default_retry_delay or 0)
+    return backoff(retries, first=first, maximum=int(getattr(task, "retry_backoff_max", 600)))
+
+
 def fail(
     task: OutboxTask, claim: Claim, error: BaseException, *, traceback: str | None = None
 ) -> Ending:
@@ -202,18 +210,42 @@ def release(claim: Claim, *, reason: str, again: bool = False) -> bool:
     """Give the entry back; burns nothing. Due now, or where that comes `again`, later each time."""
     before = claim.attempts - claim.failures - 1 if again else 0
     delay = backoff(before - 1, first=settings().CRASH_BACKOFF) if before > 0 else timedelta()
+    return _release(claim, delay=delay, note=Note("worker", reason))
+
+
+def _release(claim: Claim, *, delay: timedelta | datetime, note: Note) -> bool:
     return until_answered(
         partial(
             transitions.release,
             claim.id,
             holder=Holder(token=claim.token),
             delay=delay,
-            note=Note("worker", reason),
+            note=note,
             using=claim.using,
         ),
         using=claim.using,
         what="releasing",
     )
+
+
+def park(claim: Claim, error: BaseException) -> Ending:
+    """Record that the outcome of an effect is unknown: a person is asked."""
+    return until_answered(
+        partial(
+            transitions.park,
+            claim.id,
+            token=claim.token,
+            note=_note(error),
+            using=claim.using,
+        ),
+        using=claim.using,
+        what="parking",
+    )
+
+
+def postpone(claim: Claim, *, until: datetime, reason: str) -> bool:
+    """Give the entry back until that time; burns nothing."""
+    return _release(claim, delay=until, note=Note("worker", reason))
 
 
 def give_back(claim: Claim, *, reason: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import InterfaceError, OperationalError, transaction
 
-from outbox.errors import Cancelled
+from outbox.errors import Cancelled, EffectUncertain, EffectUnderWay
 from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle import finish, leftovers
 from outbox.lifecycle.claim import Claim
@@ -35,6 +35,7 @@ class Run:
         self.ended = False  # an ending was recorded, or refused
         self.retrying = False  # inside Task.retry(), which ends in apply_async of our own ID
         self.again: finish.Again | None = None  # what retry() asked for
+        self.unsettled: set[str] = set()  # keys of effects whose outcome it does not know
 
 
 class TaskExited(Exception):
@@ -83,6 +84,8 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
         result = _body(task, args, kwargs)
         if left := leftovers.close(but=before):
             raise leftovers.OpenTransaction(f"the body left a transaction open on {left}")
+        for key in run.unsettled:
+            raise EffectUncertain("the body went on without knowing its outcome", key=key)
         reach(Failpoint.RETURNED)
         return _succeeded(task, run, result)
     except BaseException as error:
@@ -145,6 +148,12 @@ def _raised(task: OutboxTask, run: Run, error: BaseException) -> Any:
     if isinstance(error, Cancelled) and finish.settle(run.claim, reason=str(error)):
         run.ended = True
         raise error
+    if isinstance(error, EffectUnderWay):
+        run.ended = True
+        finish.postpone(run.claim, until=error.until, reason=str(error))
+        raise error
+    if isinstance(error, EffectUncertain) or (isinstance(error, Ignore) and run.unsettled):
+        return _end(run, finish.park(run.claim, error), Ignore("parked"))
     if isinstance(error, Ignore) and not isinstance(
         error, Cancelled
     ):  # Celery's "done, store nothing"

@@ -5,6 +5,14 @@ works is fenced by the claim token, whoever read before acting by the version. L
 a value (False, None, a count), never an exception. Times are the database's.
 """
 
+from outbox.transitions.effects import (
+    Begin,
+    Standing,
+    begin_effect,
+    begin_effect_again,
+    effect_cleared,
+    effect_done,
+)
 from outbox.transitions.endings import (
     fail,
     late,
@@ -36,14 +44,20 @@ from outbox.transitions.repairs import (
 
 __all__ = [
     "TELL_OWNER",
+    "Begin",
     "Ending",
     "Holder",
+    "Standing",
     "adopt",
+    "begin_effect",
+    "begin_effect_again",
     "begun_effects",
     "cancel",
     "claim",
     "crash",
     "decline",
+    "effect_cleared",
+    "effect_done",
     "enqueue",
     "erase",
     "expire",

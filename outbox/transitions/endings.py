@@ -131,9 +131,14 @@ def _recorded(entry: OutboxEntry, verb: Verb) -> Ending | None:
 
 
 def release(
-    entry_id: UUID, *, holder: Holder, delay: timedelta = timedelta(), note: Note, using: str
+    entry_id: UUID,
+    *,
+    holder: Holder,
+    delay: timedelta | datetime = timedelta(),
+    note: Note,
+    using: str,
 ) -> bool:
-    """Give a claimed entry back, due after `delay`; burns nothing."""
+    """Give a claimed entry back, due after `delay` or at a time; burns nothing."""
     with transaction.atomic(using=using):
         entry = running(entry_id, Verb.RELEASE, holder=holder, using=using)
         if entry is None:

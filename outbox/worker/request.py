@@ -7,7 +7,6 @@ would write FAILURE for an entry that will run again.
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -16,9 +15,10 @@ from celery.utils.log import get_logger
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from outbox.clock import as_uuid, backoff
+from outbox.clock import as_uuid
 from outbox.conf import default_database, settings
 from outbox.lifecycle.claim import Discard
+from outbox.lifecycle.finish import usual_pause
 from outbox.lifecycle.publish import DATABASE_HEADER
 from outbox.worker import counts, pools
 from outbox.worker.runs import CalledOff, Run, TimedOut, received, runs
@@ -111,15 +111,8 @@ class OutboxRequest(Request):
         task = self.task
         given = self.request_dict.get("retries")
         retries = given if isinstance(given, int) else 0  # whoever sends may write anything
-        first = float(getattr(task, "retry_backoff", 0) or 0)
-        maximum = int(getattr(task, "retry_backoff_max", 600))
-        delay = (
-            backoff(retries, first=first, maximum=maximum)
-            if first
-            else timedelta(seconds=task.default_retry_delay or 0)
-        )
         budget = None if task.max_retries is None else task.max_retries + 1
-        return TimedOut(limit=limit, delay=delay, budget=budget)
+        return TimedOut(limit=limit, delay=usual_pause(task, retries), budget=budget)
 
     def _in_a_child(self, pid: int) -> bool:
         return pid != os.getpid() and pools.kind() is pools.Kind.CHILDREN
