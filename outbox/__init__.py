@@ -1,7 +1,7 @@
 """Background work that survives restarts: a transactional outbox for Celery and Django.
 
-`cancel`, `cancel_many`, `requeue`, `resolve`, `run_now` and `erase` are here for code; tasks
-derive from `outbox.tasks.OutboxTask`.
+`cancel`, `cancel_many`, `requeue`, `resolve`, `settle_effect`, `run_now` and `erase` are here for
+code; tasks derive from `outbox.tasks.OutboxTask`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outbox.lifecycle.cancel import cancel, cancel_many
-    from outbox.lifecycle.operate import erase, requeue, resolve, run_now
+    from outbox.lifecycle.operate import erase, requeue, resolve, run_now, settle_effect
 
-__all__ = ["cancel", "cancel_many", "erase", "requeue", "resolve", "run_now"]
+__all__ = ["cancel", "cancel_many", "erase", "requeue", "resolve", "run_now", "settle_effect"]
 
 _CANCEL = dict.fromkeys(("cancel", "cancel_many"), "outbox.lifecycle.cancel")
 _HOMES = dict.fromkeys(__all__, "outbox.lifecycle.operate") | _CANCEL

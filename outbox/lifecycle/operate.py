@@ -53,6 +53,18 @@ def resolve(
     )
 
 
+def settle_effect(
+    key: str, *, happened: bool, result: Any = None, actor: str, using: str = ""
+) -> bool:
+    """A person's word on an effect that a command or a script has begun, by its key.
+
+    False: there is none, or it is settled. An entry's effect is settled by `resolve`.
+    """
+    return transitions.settle_own_effect(
+        key, happened=happened, result=result, actor=actor, using=using or default_database()
+    )
+
+
 def run_now(entry_id: UUID | str, *, actor: str, using: str = "") -> bool:
     """Make a pending entry due now. False: it is not pending."""
     return transitions.run_now(as_id(entry_id), note=Note(actor), using=using or default_database())

@@ -5,15 +5,19 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('celery_outbox', '0003_three_truths'),
+        ("celery_outbox", "0003_three_truths"),
     ]
 
     operations = [
         migrations.AlterField(
-            model_name='outboxeffect',
-            name='entry',
-            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='effects', to='celery_outbox.outboxentry'),
+            model_name="outboxeffect",
+            name="entry",
+            field=models.ForeignKey(
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="effects",
+                to="celery_outbox.outboxentry",
+            ),
         ),
     ]

@@ -26,7 +26,15 @@ from outbox.transitions.endings import (
 )
 from outbox.transitions.jobs import claim, enqueue, plain_row, publish, renew
 from outbox.transitions.moves import TELL_OWNER, Ending, Holder, begun_effects
-from outbox.transitions.people import cancel, erase, prune, requeue, resolve, run_now
+from outbox.transitions.people import (
+    cancel,
+    erase,
+    prune,
+    requeue,
+    resolve,
+    run_now,
+    settle_own_effect,
+)
 from outbox.transitions.repairs import (
     adopt,
     crash,
@@ -81,6 +89,7 @@ __all__ = [
     "run_now",
     "settle",
     "settle_locked",
+    "settle_own_effect",
     "short_of_patience",
     "strand",
     "succeed",

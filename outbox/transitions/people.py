@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from outbox.events import Note
@@ -94,9 +95,20 @@ def resolve(
 def _settle_effect(
     entry: OutboxEntry, name: str, *, happened: bool, result: Any, actor: str
 ) -> bool:
-    outcome = {"done_at": Now(), "result": result} if happened else {"cleared_at": Now()}
     rows = begun_effects(entry).filter(name=name)
-    return bool(rows.update(settled_by=actor, **outcome))
+    return _say(rows, happened=happened, result=result, actor=actor)
+
+
+def _say(rows: QuerySet[OutboxEffect], *, happened: bool, result: Any, actor: str) -> bool:
+    outcome = {"done_at": Now(), "result": result} if happened else {"cleared_at": Now()}
+    unsettled = rows.filter(done_at__isnull=True, cleared_at__isnull=True)
+    return bool(unsettled.update(settled_by=actor, **outcome))
+
+
+def settle_own_effect(key: str, *, happened: bool, result: Any, actor: str, using: str) -> bool:
+    """A person's word on an effect that belongs to no entry. False: none, or it is settled."""
+    rows = OutboxEffect.objects.using(using).filter(entry__isnull=True, key=key)
+    return _say(rows, happened=happened, result=result, actor=actor)
 
 
 def run_now(entry_id: UUID, *, note: Note, using: str) -> bool:
