@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
+from outbox.effects import NOT_FOUND, Found
 from outbox.errors import Cancelled
+from outbox.lifecycle.effect import NotFound
 from outbox.tasks import OutboxTask
 
 
@@ -273,3 +276,25 @@ def limited_noted(path: str) -> None:
     """Killed by its hard time limit."""
     note(path, "start")
     time.sleep(60)
+
+
+def _write(path: str, key: str) -> dict[str, str]:
+    note(path, key)
+    return {"key": key}
+
+
+@shared_task(base=OutboxTask, bind=True)
+def writing(self: OutboxTask, path: str, on_uncertain: str = "park") -> Any:
+    """An effect outside that is a line in a file, and of which nobody can be asked."""
+    return self.effect("line", partial(_write, path), on_uncertain=on_uncertain)
+
+
+@shared_task(base=OutboxTask, bind=True)
+def writing_verified(self: OutboxTask, path: str) -> Any:
+    """The same, where the file can be looked into."""
+
+    def verify(key: str) -> Found | NotFound:
+        there = Path(path).exists() and key in Path(path).read_text().splitlines()
+        return Found({"key": key}) if there else NOT_FOUND
+
+    return self.effect("line", partial(_write, path), verify=verify, timeout=0.1)

@@ -14,6 +14,7 @@ import redis
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
+import outbox
 from outbox import maintenance
 from outbox.drill.processes import Process
 from outbox.embedded import Servers
@@ -194,6 +195,56 @@ def test_killed_between_body_and_ending_an_atomic_effect_happens_once(
     entry = dispatched_until(result.id)
     assert (entry.attempts, entry.crashes) == (2, 1)
     assert Group.objects.count() == 1
+
+
+IN_AN_EFFECT = [(Failpoint.BEGUN, 0), (Failpoint.PERFORMED, 1)]
+
+
+@pytest.mark.parametrize(("point", "lines"), IN_AN_EFFECT)
+def test_killed_in_an_effect_that_nobody_can_be_asked_about_a_person_decides(
+    start_worker: Start, marker: Path, tmp_path: Path, point: Failpoint, lines: int
+) -> None:
+    path = tmp_path / "lines"
+    path.touch()
+    first = start_worker(**armed(point, marker))
+    result = tasks.writing.delay(str(path))
+    kill_at(marker, first)
+    start_worker(name="second")
+    dispatched_until(result.id, State.UNCERTAIN)
+    assert len(path.read_text().splitlines()) == lines
+    assert outbox.resolve(result.id, effect="line", happened=bool(lines), actor="alice")
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes) == (3, 1)
+    assert path.read_text() == f"{entry.pk}:line\n"
+
+
+@pytest.mark.parametrize(("point", "lines"), IN_AN_EFFECT)
+def test_killed_in_an_effect_that_can_be_verified_it_happens_once(
+    start_worker: Start, marker: Path, tmp_path: Path, point: Failpoint, lines: int
+) -> None:
+    path = tmp_path / "lines"
+    first = start_worker(**armed(point, marker))
+    result = tasks.writing_verified.delay(str(path))
+    kill_at(marker, first)
+    assert path.exists() == bool(lines)
+    start_worker(name="second")
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.crashes) == (2, 1)
+    assert path.read_text() == f"{entry.pk}:line\n"
+    assert entry.result == {"key": f"{entry.pk}:line"}
+
+
+@pytest.mark.parametrize(("point", "lines"), IN_AN_EFFECT)
+def test_killed_in_an_effect_that_may_be_repeated_it_is_under_the_same_key(
+    start_worker: Start, marker: Path, tmp_path: Path, point: Failpoint, lines: int
+) -> None:
+    path = tmp_path / "lines"
+    first = start_worker(**armed(point, marker))
+    result = tasks.writing.delay(str(path), on_uncertain="repeat")
+    kill_at(marker, first)
+    start_worker(name="second")
+    entry = dispatched_until(result.id)
+    assert path.read_text() == f"{entry.pk}:line\n" * (lines + 1)
 
 
 def test_an_atomic_run_whose_database_dies_at_the_commit_is_released_and_runs_again(
