@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import psutil
 from django.db import connections
@@ -21,14 +20,17 @@ from outbox.models import OutboxTick
 
 _CREATE = """
 CREATE TABLE outbox_drill_tick (
-  number bigserial, name text NOT NULL, was_held_by uuid, is_held_by uuid, ran boolean NOT NULL,
-  found jsonb NOT NULL, port integer, at timestamptz NOT NULL DEFAULT clock_timestamp()
+  number bigserial, name text NOT NULL, too_early boolean NOT NULL, ran boolean NOT NULL,
+  found jsonb NOT NULL, port integer, at timestamptz NOT NULL DEFAULT STATEMENT_TIMESTAMP()
 );
 CREATE FUNCTION outbox_drill_note_tick() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO outbox_drill_tick (name, was_held_by, is_held_by, ran, found, port) VALUES (
-    NEW.name, OLD.lease_owner, NEW.lease_owner, NEW.last_at IS DISTINCT FROM OLD.last_at,
-    NEW.findings, inet_client_port()
+  INSERT INTO outbox_drill_tick (name, too_early, ran, found, port) VALUES (
+    NEW.name,
+    NEW.lease_owner IS NOT NULL AND COALESCE(OLD.lease_until >= STATEMENT_TIMESTAMP(), false),
+    NEW.last_at IS DISTINCT FROM OLD.last_at,
+    NEW.findings,
+    inet_client_port()
   );
   RETURN NULL;
 END $$;
@@ -39,7 +41,7 @@ CREATE TRIGGER outbox_drill_tick
   EXECUTE FUNCTION outbox_drill_note_tick();
 """
 _SELECT = """
-SELECT was_held_by, is_held_by, ran, found::text, port, at
+SELECT too_early, ran, found::text, port, at
 FROM outbox_drill_tick WHERE name = %s AND at > %s ORDER BY number
 """
 
@@ -48,17 +50,11 @@ FROM outbox_drill_tick WHERE name = %s AND at > %s ORDER BY number
 class Step:
     """A tick's lease was taken or given back, or a run of it was recorded."""
 
-    was_held_by: UUID | None
-    is_held_by: UUID | None
+    overlaps: bool  # it was taken from one that held it still
     ran: bool
     found: Mapping[str, Any]
     port: int  # of the client that wrote this
     at: datetime
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether a run began that another one had not ended before."""
-        return bool(self.was_held_by and self.is_held_by)
 
     def did(self, kind: str) -> bool:
         """Whether this is the record of a run that found something of that kind."""
@@ -76,8 +72,8 @@ def steps(name: str, *, since: datetime) -> list[Step]:
     with connections[default_database()].cursor() as cursor:
         cursor.execute(_SELECT, [name, since])
         return [
-            Step(was, holds, ran, json.loads(found), port, at)
-            for was, holds, ran, found, port, at in cursor.fetchall()
+            Step(overlaps, ran, json.loads(found), port, at)
+            for overlaps, ran, found, port, at in cursor.fetchall()
         ]
 
 
