@@ -95,7 +95,6 @@ def operator_retry_races_rescue(stage: Stage) -> None:
         requeued_before_the_rescue=sum(before),
         requeued_by_two_at_once=[sum(after[0::2]), sum(after[1::2])],
         crashes_still_allowed=[(job.crash_limit or 0) - job.crashes for job in jobs],
-        publishes=[job.publishes for job in jobs],
     )
 
 
@@ -152,7 +151,6 @@ def _one_new_life(given: Given) -> Wants:
         effects=2,
         keys=2,
         deliveries=4,
-        publishes=[2, 2],
         settle_events=1,
         crash_events=1,
         requeue_events=2,
