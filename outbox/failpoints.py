@@ -23,6 +23,7 @@ class Failpoint(StrEnum):
     DELIVERED = "claim.delivered"  # it has reached the process that would run it; nothing claimed
     CLAIMED = "claim.claimed"  # the claim is committed, the body has not begun
     RETURNED = "run.returned"  # the body is done, its ending not recorded
+    FOUND = "reconcile.found"  # reconcile has looked through the broker, and not repaired yet
 
 
 VARIABLE = "OUTBOX_FAILPOINTS"

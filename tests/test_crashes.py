@@ -23,7 +23,7 @@ from outbox.lifecycle.claim import Claim
 from outbox.models import OutboxEntry
 from outbox.states import State
 from tests import tasks
-from tests.factories import make_entry, reread
+from tests.factories import PAST, at, make_entry, reread
 from tests.waiting import runs, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -138,6 +138,20 @@ def test_killed_between_publish_and_mark_the_message_repeats_and_runs_once(
     wait_until(lambda: valkey.llen("celery") == 0 and not valkey.hlen("unacked"))
     after = reread(entry)
     assert (after.status, after.attempts) == (State.SUCCEEDED, 1)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+
+
+def test_killed_between_an_on_commit_publish_and_its_mark_the_message_is_claimed_all_the_same(
+    start: Start, start_worker: Start, marker: Path, valkey: redis.Redis, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    producer = start("-m", "tests.producer", "order", str(path), **armed(Failpoint.FLUSHED, marker))
+    kill_at(marker, producer)
+    entry = OutboxEntry.objects.get()
+    assert (entry.status, entry.publishes, valkey.llen("celery")) == (State.PENDING, 0, 1)
+    start_worker()
+    entry = dispatched_until(entry.pk)
+    assert (entry.attempts, entry.crashes) == (1, 0)
     assert path.read_text() == f"{entry.pk} 0 ran\n"
 
 
@@ -259,6 +273,20 @@ def test_a_claim_waits_for_a_database_that_is_away(
     wait_until(lambda: reread(entry).is_final, timeout=30)
     assert path.read_text() == f"{entry.pk} 0 ran\n"
     assert reread(entry).status == State.SUCCEEDED
+
+
+def test_a_reconcile_killed_between_look_and_repair_is_followed_by_one_that_repairs_once(
+    start: Start, marker: Path, valkey: redis.Redis
+) -> None:
+    entry = make_entry(State.PUBLISHED, published_at=at(PAST), missing_since=at(PAST))
+    reconciler = start("manage.py", "outbox_reconcile", **armed(Failpoint.FOUND, marker))
+    kill_at(marker, reconciler)
+    assert reread(entry).version == entry.version
+    found = wait_until(lambda: maintenance.reconcile(APP, using="default", anew=True))
+    assert found is not None
+    assert found["stranded"] == 1
+    after = reread(entry)
+    assert (after.status, after.strands, after.attempts) == (State.PENDING, 1, 0)
 
 
 def _deliver(entry: OutboxEntry) -> None:

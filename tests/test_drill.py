@@ -152,6 +152,13 @@ OUTCOMES = {
     "database-killed-after-claim": Outcome(),
     "database-gone-at-claim": Outcome(jobs=2_000, effects=2_000),
     "commit-reply-lost": Outcome(jobs=2, effects=2),
+    "two-beats": Outcome(jobs=2, effects=2),
+    "beat-dead": Outcome(jobs=2, effects=2, killed=1),
+    "reconcile-killed-midway": Outcome(jobs=2, effects=2, killed=1),
+    "nobody-consumes-the-queue": Outcome(),
+    "reconciler-races-completion": Outcome(recovers=False),
+    "late-mark-after-retry": Outcome(),
+    "operator-retry-races-rescue": Outcome(jobs=2, effects=2, killed=1),
 }
 
 

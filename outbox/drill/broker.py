@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -73,6 +73,21 @@ class Broker:
             message["properties"]["delivery_tag"] = str(uuid4())
             key = channel._q_for_pri(queue, message["properties"].get("priority") or 0)
             client.lpush(channel.global_keyprefix + key, json.dumps(message))
+
+    def take(self, queue: str) -> Callable[[], None]:
+        """Take the queue's next message into the hand; what this gives puts it back.
+
+        So it is in neither list nor `unacked`, as one that a worker's socket holds.
+        """
+        with self._channel() as (channel, client):
+            keys = [channel._q_for_pri(queue, step) for step in channel.priority_steps]
+            key, raw = client.brpop([channel.global_keyprefix + key for key in keys], timeout=5)
+
+        def put_back() -> None:
+            with redis.Redis.from_url(self.url) as client:
+                client.rpush(key, raw)
+
+        return put_back
 
     def restore(self, job_id: UUID) -> None:
         """Put a message that a worker holds back, as kombu does after the visibility timeout."""

@@ -54,6 +54,12 @@ class Database:
             session.execute("SELECT FROM celery_outbox_entry WHERE id = %s FOR UPDATE", [job_id])
             yield
 
+    def is_held_up(self, session: int) -> bool:
+        """Whether the session with that backend's PID waits for a lock."""
+        with connections[default_database()].cursor() as cursor:
+            cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [session])
+            return bool(cursor.fetchone()[0])
+
     @contextmanager
     def unsynced(self) -> Iterator[None]:
         """All that is on the disk now stays; what commits from now on a kill forgets."""

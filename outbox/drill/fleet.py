@@ -14,6 +14,7 @@ from typing import Literal
 
 import psutil
 
+from outbox.drill.environment import QUEUES
 from outbox.drill.errors import DrillError
 from outbox.drill.processes import Process, ProcessError, free_port
 from outbox.embedded.server import runs
@@ -235,14 +236,14 @@ class Fleet:
         self._variants[name] = dict(env)
         self._running[name] = Process(
             name,
-            argv=[sys.executable, "-m", *self._command(name)],
+            argv=[sys.executable, "-m", *self._command(name, env)],
             env={**self.env, **env},
             log=self.log(name),
             death_signal=Signals.SIGKILL,
         ).start()
         return self._running[name]
 
-    def _command(self, name: Name) -> list[str]:
+    def _command(self, name: Name, env: Env) -> list[str]:
         if name == "web":
             self.port = free_port()
             module, _, attribute = (self.wsgi or "").rpartition(".")
@@ -254,6 +255,8 @@ class Fleet:
         if name not in WORKERS:
             return ["django", "outbox_dispatcher"]
         worker = ["celery", "-q", "-A", self.celery_app, "worker", "-n", WORKERS[name]]
+        if QUEUES in env:
+            worker += ["-Q", env[QUEUES]]
         return [*worker, "-c", "2", "--without-mingle", "--without-gossip", "--loglevel=INFO"]
 
     def _await_ready(self, name: Name, process: Process) -> None:

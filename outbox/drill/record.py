@@ -50,7 +50,14 @@ class Job:
     deadline_at: datetime | None = None
     lease_pid: int | None = None
     lease_until: datetime | None
+    missing_since: datetime | None = None
+    crash_limit: int | None = None
     events: tuple[Event, ...]
+
+    @property
+    def written(self) -> tuple[int, str, int]:
+        """What a write that is refused leaves as it is."""
+        return self.version, self.state, self.attempts
 
     @property
     def has_ended(self) -> bool:
@@ -131,6 +138,8 @@ def _job(entry: OutboxEntry) -> Job:
         deadline_at=entry.deadline_at,
         lease_pid=entry.lease_pid,
         lease_until=entry.lease_until,
+        missing_since=entry.missing_since,
+        crash_limit=entry.crash_limit,
         events=tuple(map(_event, entry.events.all())),
     )
 

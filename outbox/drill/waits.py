@@ -91,6 +91,22 @@ class Waits:
             raise WaitedInVain(f"{at} was reached by PID {self.stopped_pid}, not by the {name}")
         return self.stopped_pid
 
+    def await_placed(self) -> None:
+        """Wait until the web has answered all that it was asked for."""
+        self.until(
+            lambda: all(placing.done() for placing in self._placing), what="an answer", who="web"
+        )
+        self._raise_if_not_placed()
+
+    def await_missing(self) -> None:
+        """Wait until a first look has missed the messages of all published jobs."""
+
+        def missed() -> bool:
+            jobs = [job for job in self.jobs() if job.state == State.PUBLISHED]
+            return bool(jobs) and all(job.missing_since for job in jobs)
+
+        self.until(missed, what="its message to be missed", who="dispatcher")
+
     def await_hanging(self, *, runs: int = 1) -> None:
         """Wait until so many runs are claimed and hang at the destination."""
 
@@ -199,6 +215,10 @@ class Waits:
             return (self.means.database.now() - after).total_seconds() > TIMES["STRAND_GRACE"]
 
         self.until(is_past_grace, what="reconcile's grace to be over", who="dispatcher")
+        self.let_look()
+
+    def let_look(self) -> None:
+        """Wait until reconcile has looked often enough to have confirmed what it may find."""
         self._await_passes(RECONCILE, LOOKS)
 
     def _await_passes(self, tick: str, count: int) -> None:

@@ -158,6 +158,7 @@ def publish_committed(app: Celery, deliveries: Sequence[Delivery], *, using: str
         ours = [item for item in deliveries if not _is_external(item) and item.queue not in paused]
         messages = [render(delivery, using=using) for delivery in ours]
         send(app, messages)
+        reach(Failpoint.FLUSHED)
         _tell_celery(ours, messages)
         transitions.publish([(item.id, item.version) for item in ours], using=using)
     except (BrokerUnavailable, DatabaseError, ValueError, TypeError) as error:

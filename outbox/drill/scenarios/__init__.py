@@ -11,7 +11,9 @@ from outbox.drill.scenarios import (
     delivery,
     limits,
     publishing,
+    races,
     shutdown,
+    ticks,
 )
 from outbox.drill.scenarios.point import Point
 
@@ -23,5 +25,7 @@ POINTS: tuple[Point, ...] = (
     *shutdown.POINTS,
     *cancellation.POINTS,
     *database.POINTS,
+    *ticks.POINTS,
+    *races.POINTS,
 )
 BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}
