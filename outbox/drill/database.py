@@ -20,6 +20,9 @@ RELOAD_SECONDS = 10.0
 # Nothing is flushed but by the WAL writer, and that far too late. Whatever committed before stays.
 _UNSYNCED = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
+_UNLESS_LOCKED = "SELECT id FROM celery_outbox_entry WHERE id = %s FOR UPDATE SKIP LOCKED"
+_OPEN = "SELECT pid, xact_start FROM pg_stat_activity WHERE state = 'idle in transaction'"
+
 
 class Database:
     """Its server's life; this process's own connections are closed before each end of it."""
@@ -53,6 +56,23 @@ class Database:
         with psycopg.connect(self.server.url) as session:
             session.execute("SELECT FROM celery_outbox_entry WHERE id = %s FOR UPDATE", [job_id])
             yield
+
+    def row_is_free(self, job_id: UUID) -> bool:
+        """Whether nobody holds the job's row at this moment."""
+        with psycopg.connect(self.server.url) as session:
+            found = session.execute(_UNLESS_LOCKED, [job_id]).fetchone()
+            return found is not None
+
+    def open_transactions(self) -> set[tuple[int, datetime]]:
+        """Those that wait for their client to go on: the session's PID, and when each began."""
+        with self._session() as session:
+            return set(session.execute(_OPEN).fetchall())
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection]:
+        """One of the drill's own, to be committed when the point says so."""
+        with psycopg.connect(self.server.url) as session:
+            yield session
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from outbox.drill.environment import TIMES
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.fleet import Fleet, Name
 from outbox.drill.processes import ProcessError
-from outbox.drill.record import Job
+from outbox.drill.record import Job, Pass
 from outbox.drill.subject import Placed, Subject
 from outbox.drill.tasks import OWN
 from outbox.failpoints import Failpoint
@@ -171,6 +171,15 @@ class Waits:
 
         self.until(written, what=f"{words!r} in the log", who=who)
 
+    def await_answer(self) -> None:
+        """Wait until the web has answered all that it was asked."""
+
+        def answered() -> bool:
+            self._raise_if_not_placed()
+            return all(asked.done() and asked.result().job_id for asked in self._placing)
+
+        self.until(answered, what="the web to answer", who="web")
+
     def await_owner_told(self) -> None:
         job_id = self.job().id
         what = "the job's owner to be told"
@@ -200,6 +209,20 @@ class Waits:
 
         self.until(is_past_grace, what="reconcile's grace to be over", who="dispatcher")
         self._await_passes(RECONCILE, LOOKS)
+
+    def watch(self, tick: str, *, after: datetime, seconds: float) -> list[Pass]:
+        """Each pass that began after that time, until one has begun so long after it."""
+        passes: list[Pass] = []
+
+        def next_pass() -> Pass | None:
+            last = record.latest_pass(tick)
+            known = passes[-1].ended if passes else None
+            return last if last and last.began > after and last.ended != known else None
+
+        while not passes or (passes[-1].began - after).total_seconds() < seconds:
+            what = f"pass {len(passes) + 1} of {tick}"
+            passes.append(self.until(next_pass, what=what, who="dispatcher"))  # type: ignore[arg-type]
+        return passes
 
     def _await_passes(self, tick: str, count: int) -> None:
         for _ in range(count):

@@ -9,6 +9,7 @@ from outbox.drill.scenarios import (
     crashes,
     database,
     delivery,
+    depth,
     limits,
     publishing,
     shutdown,
@@ -23,5 +24,6 @@ POINTS: tuple[Point, ...] = (
     *shutdown.POINTS,
     *cancellation.POINTS,
     *database.POINTS,
+    *depth.POINTS,
 )
 BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}
