@@ -10,6 +10,7 @@ from outbox.drill.scenarios import (
     database,
     delivery,
     depth,
+    enqueuing,
     limits,
     publishing,
     shutdown,
@@ -25,5 +26,6 @@ POINTS: tuple[Point, ...] = (
     *cancellation.POINTS,
     *database.POINTS,
     *depth.POINTS,
+    *enqueuing.POINTS,
 )
 BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}
