@@ -21,7 +21,6 @@ RELOAD_SECONDS = 10.0
 _UNSYNCED = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
 _UNLESS_LOCKED = "SELECT id FROM celery_outbox_entry WHERE id = %s FOR UPDATE SKIP LOCKED"
-_OPEN = "SELECT pid, xact_start FROM pg_stat_activity WHERE state = 'idle in transaction'"
 
 
 class Database:
@@ -62,11 +61,6 @@ class Database:
         with psycopg.connect(self.server.url) as session:
             found = session.execute(_UNLESS_LOCKED, [job_id]).fetchone()
             return found is not None
-
-    def open_transactions(self) -> set[tuple[int, datetime]]:
-        """Those that wait for their client to go on: the session's PID, and when each began."""
-        with self._session() as session:
-            return set(session.execute(_OPEN).fetchall())
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection]:

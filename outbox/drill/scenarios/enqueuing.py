@@ -11,6 +11,7 @@ import psycopg
 
 from outbox.clock import new_id
 from outbox.drill import record, tasks
+from outbox.drill.environment import with_settings
 from outbox.drill.fleet import Name
 from outbox.drill.scenarios.point import Point, once, own
 from outbox.drill.stage import Stage
@@ -24,6 +25,10 @@ UNREADABLE = (
     ("[]", """["no object"]"""),
 )
 BEHIND = 4
+
+#: A worker with these publishes for no dispatcher that is late, so that what is seen is the
+#: dispatcher's own doing.
+NO_TICKER = {"DISPATCH_EVERY": 600, "LEASE": 1200, "STRAND_GRACE": 1200}
 _INSERT = """
 INSERT INTO celery_outbox_entry (id, task, args, options, available_at)
 VALUES (%s, %s, %s, %s, STATEMENT_TIMESTAMP() - interval '1 hour')
@@ -67,24 +72,26 @@ def out_of_order(stage: Stage) -> None:
 
 
 def broker_down(stage: Stage) -> None:
-    """Without a worker at first, whose ticker would publish for a dispatcher that is late."""
-    stage.start_without_worker()
-    before = stage.fleet.pid("dispatcher")
+    _start(stage)
+    before = _processes(stage)
     with _down(stage):
         stage.place()
         stage.await_answer()
         _await_refusal(stage)
         _note_by_then(stage)
-    stage.await_state(State.PUBLISHED)
-    stage.note(dispatcher_lives_on=stage.fleet.pid("dispatcher") == before)
-    stage.start()
     stage.await_end()
+    stage.note(
+        publishes=stage.job().publishes,
+        nobody_was_restarted=_processes(stage) == before,
+    )
 
 
 def broker_hangs(stage: Stage) -> None:
-    """The first order opens the web's connection: what it sends into the silence may arrive."""
-    stage.start()
+    """With connections that are open: what was sent into the silence arrives after it."""
+    _start(stage)
     stage.place()
+    with stage.means.database.transaction() as session:
+        _insert(stage, session, new_id())
     stage.await_end()
     before = _processes(stage)
     broker = stage.means.broker
@@ -93,9 +100,9 @@ def broker_hangs(stage: Stage) -> None:
         stage.place()
         stage.await_answer()
         stage.note(answered_while_it_hung=broker.is_stopped)
+        _await_row_held_and_free(stage, stage.jobs()[-1].id)
         _await_refusal(stage)
         _note_by_then(stage)
-        _await_row_held_and_free(stage, stage.jobs()[-1].id)
         stage.note(row_free_while_it_hung=broker.is_stopped)
     stage.await_end()
     stage.until(
@@ -107,8 +114,13 @@ def broker_hangs(stage: Stage) -> None:
     facts = stage.facts()
     stage.note(
         deliveries_that_ran=facts.deliveries - facts.discarded,
+        some_came_again=facts.discarded > 0,
         nobody_was_restarted=_processes(stage) == before,
     )
+
+
+def _start(stage: Stage) -> None:
+    stage.start({"worker": with_settings(stage.subject.settings, OUTBOX=NO_TICKER)})
 
 
 @contextmanager
@@ -143,17 +155,11 @@ def _await_refusal(stage: Stage) -> None:
 
 
 def _await_row_held_and_free(stage: Stage, job_id: UUID) -> None:
-    """Wait until a dispatcher holds the row, and then until its transaction is over."""
+    """Wait until the dispatcher holds the row, and then until its transaction is over."""
     database = stage.means.database
-    stage.until(
-        lambda: not database.row_is_free(job_id), what="the row to be held", who="dispatcher"
-    )
-    held = database.open_transactions()
-    stage.until(
-        lambda: not held & database.open_transactions() and database.row_is_free(job_id),
-        what="the row to be let go",
-        who="dispatcher",
-    )
+    held, free = "the dispatcher to hold the row", "the dispatcher to let the row go"
+    stage.until(lambda: not database.row_is_free(job_id), what=held, who="dispatcher")
+    stage.until(lambda: database.row_is_free(job_id), what=free, who="dispatcher")
 
 
 def _note_by_then(stage: Stage) -> None:
@@ -217,7 +223,12 @@ POINTS = (
         ),
         play=broker_down,
         wants=lambda given: once(
-            **_BY_THEN, killed=[], deliveries=1, discarded=0, dispatcher_lives_on=True
+            **_BY_THEN,
+            killed=[],
+            publishes=1,
+            deliveries=1,
+            discarded=0,
+            nobody_was_restarted=True,
         ),
         risk="none known; the {effect} comes when the broker is back",
     ),
@@ -233,12 +244,13 @@ POINTS = (
             **_BY_THEN,
             killed=[],
             business=2,
-            jobs=2,
-            effects=2,
-            keys=2,
+            jobs=3,
+            effects=3,
+            keys=3,
             answered_while_it_hung=True,
             row_free_while_it_hung=True,
-            deliveries_that_ran=2,
+            deliveries_that_ran=3,
+            some_came_again=True,
             nobody_was_restarted=True,
         ),
         risk="none known; whoever places the {business} waits for one publish timeout",
