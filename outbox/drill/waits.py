@@ -111,6 +111,15 @@ class Waits:
             who="worker",
         )
 
+    def await_drained(self) -> None:
+        """Wait until the broker holds no message: whatever was published has been delivered."""
+        queue = self.job().queue
+        self.until(
+            lambda: self.means.broker.holds(queue) == (0, 0),
+            what="each message to be acknowledged",
+            who="worker",
+        )
+
     def await_cut(self) -> None:
         """Wait until the destination knows that nobody waits for its answer any more."""
         what = "the destination to see that its client is gone"

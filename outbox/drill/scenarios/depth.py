@@ -43,8 +43,7 @@ def deep_queue(stage: Stage) -> None:
         _note_untouched(stage, passes)
         stage.note(fewest_seen_waiting=min(each.found["queued"] for each in passes))
     stage.until(lambda: stage.count(*FINAL) == jobs, what="all to end", who="worker")
-    stage.let_pass()
-    _note_publishes(stage)
+    _end_with_publishes(stage)
 
 
 def stalled_worker(stage: Stage) -> None:
@@ -64,8 +63,7 @@ def stalled_worker(stage: Stage) -> None:
     )
     stage.thaw("worker")
     stage.await_end()
-    _await_discards(stage, HELD)
-    _note_publishes(stage)
+    _end_with_publishes(stage)
 
 
 def rate_limited(stage: Stage) -> None:
@@ -84,7 +82,7 @@ def rate_limited(stage: Stage) -> None:
     await_exit = stage.ask_to_end("worker", SIGTERM)
     await_exit()
     stage.await_end()
-    _note_publishes(stage)
+    _end_with_publishes(stage)
 
 
 @contextmanager
@@ -115,13 +113,6 @@ def _publishes(stage: Stage) -> int:
     return sum(job.publishes for job in stage.jobs())
 
 
-def _await_discards(stage: Stage, count: int) -> None:
-    ids = [job.id for job in stage.jobs()]
-    what = f"{count} deliveries to be discarded"
-    stage.until(lambda: stage.discarded(*ids) >= count, what=what, who="worker")
-    stage.let_pass()
-
-
 def _note_untouched(stage: Stage, passes: Sequence[Pass]) -> None:
     """Whether reconcile has looked often enough, and how many it took for lost."""
     found = [each.found for each in passes]
@@ -133,8 +124,10 @@ def _note_untouched(stage: Stage, passes: Sequence[Pass]) -> None:
     )
 
 
-def _note_publishes(stage: Stage) -> None:
-    """How often each was published: once, or which numbers there are."""
+def _end_with_publishes(stage: Stage) -> None:
+    """Once all is delivered: how often each was published, by the numbers that there are."""
+    stage.await_drained()
+    stage.let_pass()
     stage.note(publishes=sorted({job.publishes for job in stage.jobs()}))
 
 
