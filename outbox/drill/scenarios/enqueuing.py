@@ -229,7 +229,7 @@ POINTS = (
     ),
     Point(
         name="broker-hangs",
-        summary="SIGSTOP Valkey, which then never answers, place an {business}, and SIGCONT it",
+        summary="SIGSTOP Valkey, which then never answers, place one {business}, SIGCONT it",
         expected=(
             "the web answers, and the dispatcher lets the row go, while Valkey still hangs; then "
             "one attempt, one {effect}; a message that comes again is discarded"
