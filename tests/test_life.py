@@ -35,6 +35,12 @@ def test_what_runs_comes_from_the_row_not_from_the_message(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("worker")
+def test_an_argument_that_only_looks_like_one_of_kombus_runs_as_it_is() -> None:
+    given = {"__type__": "product", "__value__": 1}
+    assert ended(tasks.echo.delay(given)).result == [[given], {}]
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_duplicate_delivery_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ran"
     with transaction.atomic():

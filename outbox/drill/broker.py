@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
+import psutil
 import redis
 from celery import Celery
 
@@ -41,6 +42,11 @@ class Broker:
     def start(self) -> None:
         if not self.server.process.alive:
             self.server.start()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it stands still."""
+        return psutil.Process(self.server.pid).status() == psutil.STATUS_STOPPED
 
     @contextmanager
     def hung(self) -> Iterator[None]:

@@ -161,6 +161,11 @@ class Fleet:
         self._frozen.add(name)
         self._signal(name, SIGSTOP, alone=alone)
 
+    def freeze_children(self, name: Name) -> None:
+        """SIGSTOP its children alone: it goes on taking messages, and none of them runs."""
+        self._frozen.add(name)
+        self._signal_children(name, SIGSTOP)
+
     def thaw(self, name: Name, *, alone: bool = False) -> None:
         """SIGCONT them."""
         self._signal(name, SIGCONT, alone=alone)
@@ -221,9 +226,12 @@ class Fleet:
         return bool(process and process.alive and self._variants[name] == env)
 
     def _signal(self, name: Name, number: Signals, *, alone: bool) -> None:
-        process = self._running[name]
-        process.signal(number)
-        for child in () if alone else psutil.Process(process.pid).children(recursive=True):
+        self._running[name].signal(number)
+        if not alone:
+            self._signal_children(name, number)
+
+    def _signal_children(self, name: Name, number: Signals) -> None:
+        for child in psutil.Process(self.pid(name)).children(recursive=True):
             child.send_signal(number)
 
     def _end_those_that_leave(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from outbox.lifecycle.cancel import cancel
@@ -104,6 +105,23 @@ def last_pass(tick: str = DISPATCH) -> datetime | None:
         OutboxTick.objects.filter(name=tick).values_list("last_at", flat=True).first()
     )
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A pass of a tick: when it began, by the database's clock, and what it found."""
+
+    began: datetime
+    ended: datetime
+    found: Mapping[str, Any]
+
+
+def latest_pass(tick: str) -> Pass | None:
+    """The last one that ended."""
+    last = OutboxTick.objects.filter(name=tick).first()
+    if last is None or last.last_at is None or last.duration is None:
+        return None
+    return Pass(began=last.last_at - last.duration, ended=last.last_at, found=last.findings)
 
 
 def open_jobs() -> int:

@@ -30,6 +30,7 @@ _SELECT = "SELECT entry_id, at FROM outbox_drill_effect WHERE entry_id = ANY(%s)
 DEADLINE = 4  # seconds
 FAILS_EVERY = 1.5  # seconds: the third failure's next start would be past the deadline
 TIME_LIMIT = 2  # seconds
+RATE = "1/h"
 LINGERING = "lingering"  # the file's name
 
 
@@ -57,6 +58,12 @@ def touch(self: Any) -> None:
 @shared_task(base=OutboxTask, bind=True, ignore_result=True, atomic=True)
 def touch_atomically(self: Any) -> None:
     """Have an effect, committed with the job's end."""
+    _take_effect(self.request.id)
+
+
+@shared_task(base=OutboxTask, bind=True, ignore_result=True, rate_limit=RATE)
+def trickle(self: Any) -> None:
+    """As `touch`, but a worker runs the first only, and keeps the others for later."""
     _take_effect(self.request.id)
 
 
@@ -112,5 +119,5 @@ def _take_effect(job_id: str) -> None:
         cursor.execute(_INSERT, [job_id, os.getpid()])
 
 
-_ALL = (touch, touch_atomically, linger, linger_once, leave, overrun, keep_failing)
+_ALL = (touch, touch_atomically, trickle, linger, linger_once, leave, overrun, keep_failing)
 OWN = tuple(task.name for task in _ALL)

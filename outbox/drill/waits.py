@@ -16,7 +16,7 @@ from outbox.drill.environment import TIMES
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.fleet import Fleet, Name
 from outbox.drill.processes import ProcessError
-from outbox.drill.record import Job
+from outbox.drill.record import Job, Pass
 from outbox.drill.subject import Placed, Subject
 from outbox.drill.tasks import OWN
 from outbox.failpoints import Failpoint
@@ -127,6 +127,15 @@ class Waits:
             who="worker",
         )
 
+    def await_drained(self) -> None:
+        """Wait until the broker holds no message: whatever was published has been delivered."""
+        queue = self.job().queue
+        self.until(
+            lambda: self.means.broker.holds(queue) == (0, 0),
+            what="each message to be acknowledged",
+            who="worker",
+        )
+
     def await_cut(self) -> None:
         """Wait until the destination knows that nobody waits for its answer any more."""
         what = "the destination to see that its client is gone"
@@ -187,6 +196,15 @@ class Waits:
 
         self.until(written, what=f"{words!r} in the log", who=who)
 
+    def await_answer(self) -> None:
+        """Wait until the web has answered all that it was asked."""
+
+        def answered() -> bool:
+            self._raise_if_not_placed()
+            return all(asked.done() and asked.result().job_id for asked in self._placing)
+
+        self.until(answered, what="the web to answer", who="web")
+
     def await_owner_told(self) -> None:
         job_id = self.job().id
         what = "the job's owner to be told"
@@ -220,6 +238,20 @@ class Waits:
     def let_look(self) -> None:
         """Wait until reconcile has looked often enough to have confirmed what it may find."""
         self._await_passes(RECONCILE, LOOKS)
+
+    def watch(self, tick: str, *, after: datetime, seconds: float) -> list[Pass]:
+        """Each pass that began after that time, until one has begun so long after it."""
+        passes: list[Pass] = []
+
+        def next_pass() -> Pass | None:
+            last = record.latest_pass(tick)
+            known = passes[-1].ended if passes else None
+            return last if last and last.began > after and last.ended != known else None
+
+        while not passes or (passes[-1].began - after).total_seconds() < seconds:
+            what = f"pass {len(passes) + 1} of {tick}"
+            passes.append(self.until(next_pass, what=what, who="dispatcher"))  # type: ignore[arg-type]
+        return passes
 
     def _await_passes(self, tick: str, count: int) -> None:
         for _ in range(count):

@@ -9,6 +9,8 @@ from outbox.drill.scenarios import (
     crashes,
     database,
     delivery,
+    depth,
+    enqueuing,
     limits,
     publishing,
     races,
@@ -27,5 +29,7 @@ POINTS: tuple[Point, ...] = (
     *database.POINTS,
     *ticks.POINTS,
     *races.POINTS,
+    *depth.POINTS,
+    *enqueuing.POINTS,
 )
 BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}
