@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import outbox
-from outbox.drill import record, results, tasks, witness
+from outbox.drill import environment, record, results, tasks, witness
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.facts import Facts, Obligation
 from outbox.drill.fleet import WORKERS, Death, Env, Name
@@ -64,6 +65,10 @@ class Stage(Waits):
     def stop_at(self, *points: Failpoint, armed: bool = True) -> Env:
         return self.fleet.stop_at(*points, armed=armed)
 
+    def with_settings(self, **settings: Any) -> Env:
+        """The environment of a process with these Django settings on top of the subject's."""
+        return {environment.OVERRIDES: json.dumps({**self.subject.settings, **settings})}
+
     def place(self) -> None:
         """Ask for one obligation, in a thread: the web may be about to die."""
         self.means.say(f"placing one {self.subject.business}")
@@ -80,10 +85,10 @@ class Stage(Waits):
         self._placing.append(placing)
         threading.Thread(target=ask, daemon=True, name="placing").start()
 
-    def owe(self, task: OutboxTask, *args: Any) -> None:
-        """Enqueue a task of the drill's own, from this process."""
+    def owe(self, task: OutboxTask, *args: Any, **options: Any) -> None:
+        """Enqueue a task of the drill's own, from this process, with `apply_async`'s options."""
         self.expected += 1
-        task.apply_async(args)
+        task.apply_async(args, **options)
 
     # --- blows --------------------------------------------------------------------------------
 

@@ -111,6 +111,15 @@ class Waits:
             who="worker",
         )
 
+    def await_holding(self, *, waiting: int, taken: int) -> None:
+        """Wait until so many messages wait in the queue, and workers hold so many."""
+        queue = self.job().queue
+        self.until(
+            lambda: self.means.broker.holds(queue) == (waiting, taken),
+            what=f"{waiting} messages to wait and {taken} to be taken",
+            who="worker",
+        )
+
     def await_cut(self) -> None:
         """Wait until the destination knows that nobody waits for its answer any more."""
         what = "the destination to see that its client is gone"

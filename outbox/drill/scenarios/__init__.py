@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.drill.scenarios import (
+    broker,
     cancellation,
     crashes,
     database,
@@ -22,6 +23,7 @@ POINTS: tuple[Point, ...] = (
     *delivery.POINTS,
     *shutdown.POINTS,
     *cancellation.POINTS,
+    *broker.POINTS,
     *database.POINTS,
 )
 BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}
