@@ -147,7 +147,7 @@ OUTCOMES = {
     "cancel-before-claim": Outcome(effects=0, recovers=False),
     "cancel-terminate-requeue": Outcome(),
     "broker-wiped": Outcome(jobs=7, effects=7),
-    "broker-restarts-empty": Outcome(jobs=7, effects=7),
+    "broker-restarts-empty": Outcome(jobs=5, effects=5),
     "broker-loses-last-second": Outcome(jobs=4, effects=4),
     "popped-not-recorded": Outcome(killed=1),
     "prefetched-by-a-dead-worker": Outcome(jobs=4, effects=4, killed=1),
