@@ -24,7 +24,9 @@ CREATE TRIGGER outbox_drill_missed
   WHEN (OLD.missing_since IS NULL AND NEW.missing_since IS NOT NULL)
   EXECUTE FUNCTION outbox_drill_note_missed();
 """
-_SELECT = "SELECT max(at) FROM outbox_drill_missed WHERE entry_id = %s AND at < %s"
+_SELECT = """
+SELECT EXTRACT(EPOCH FROM %s - max(at)) FROM outbox_drill_missed WHERE entry_id = %s AND at < %s
+"""
 
 
 def watch() -> None:
@@ -33,9 +35,8 @@ def watch() -> None:
         cursor.execute(_CREATE)
 
 
-def missed_before(moment: datetime, *, job_id: UUID) -> datetime | None:
-    """When a look last began to miss the entry before that moment."""
+def seconds_missed(job_id: UUID, *, until: datetime) -> float:
+    """For how long looks had missed the entry by then."""
     with connections[default_database()].cursor() as cursor:
-        cursor.execute(_SELECT, [job_id, moment])
-        found: datetime | None = cursor.fetchone()[0]
-        return found
+        cursor.execute(_SELECT, [until, job_id, until])
+        return float(cursor.fetchone()[0] or 0)

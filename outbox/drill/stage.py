@@ -202,10 +202,11 @@ class Stage(Waits):
         ids = set(map(str, job_ids))
         return sum(found in ids for text in self._worker_logs() for found in _DISCARDED(text))
 
-    def await_discard(self) -> None:
-        job_id = self.job().id
+    def await_discard(self, *job_ids: UUID, times: int = 1) -> None:
+        """Wait until so many deliveries of these, or of the oldest job, ran nothing."""
+        ids = job_ids or (self.job().id,)
         what = "a delivery to be discarded"
-        self.until(lambda: self.discarded(job_id), what=what, who="worker")
+        self.until(lambda: self.discarded(*ids) >= times, what=what, who="worker")
 
     def _worker_logs(self) -> Iterator[str]:
         for log in map(self.fleet.log, WORKERS):

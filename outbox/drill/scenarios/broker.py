@@ -65,11 +65,7 @@ def broker_loses_last_second(stage: Stage) -> None:
     waiting = broker.waiting(stage.job().queue)
     stage.note(ended_and_back=len(queued & waiting), published_and_lost=len(lost - waiting))
     stage.start()
-    stage.until(
-        lambda: stage.discarded(*queued) >= PAIR,
-        what="what came back to be discarded",
-        who="worker",
-    )
+    stage.await_discard(*queued, times=PAIR)
     stage.await_end()
 
 
@@ -180,11 +176,8 @@ def _note_stranded(stage: Stage, *kinds: str) -> None:
 
 def _note_looks(stage: Stage, *, apart: float) -> None:
     """Whether a look so many seconds earlier had missed what was then owed again."""
-    spans = []
-    for job in stage.jobs():
-        for event in job.seen(Verb.STRAND):
-            missed = looks.missed_before(event.at, job_id=job.id)
-            spans.append((event.at - missed).total_seconds() if missed else 0.0)
+    repairs = [(job.id, event.at) for job in stage.jobs() for event in job.seen(Verb.STRAND)]
+    spans = [looks.seconds_missed(job_id, until=at) for job_id, at in repairs]
     stage.note(confirmed_by_a_later_look=bool(spans) and min(spans) >= apart)
 
 
