@@ -17,7 +17,7 @@ from django.conf import settings as django_settings
 from django.core.management import call_command
 
 from outbox.conf import settings
-from outbox.drill import about, environment, record, results, tasks, ticking
+from outbox.drill import about, environment, looks, record, results, tasks, ticking
 from outbox.drill.broker import Broker
 from outbox.drill.database import Database
 from outbox.drill.errors import DrillError, WaitedInVain
@@ -144,6 +144,7 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
         tasks.make_table()
         results.watch()
         ticking.watch()
+        looks.watch()
         fleet = Fleet(
             env=env | found,
             folder=folder,

@@ -54,11 +54,6 @@ def variables(
     }
 
 
-def with_settings(given: Mapping[str, Any], **more: Any) -> dict[str, str]:
-    """The variable that gives one process these settings on top of the subject's, `given`."""
-    return {OVERRIDES: json.dumps({**given, **more})}
-
-
 def broker_variables(url: str) -> dict[str, str]:
     """Celery lets these three overrule its settings: each must name the drill's own broker."""
     names = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")

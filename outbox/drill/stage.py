@@ -69,11 +69,16 @@ class Stage(Waits):
         self.means.say("starting what this point needs")
         self.fleet.ensure(wanted)
 
-    def with_settings(self, **outbox: float) -> Env:
-        """The environment of a process with these settings of `OUTBOX` instead of the drill's."""
-        given = self.subject.settings
-        both = {**given, "OUTBOX": {**given.get("OUTBOX", {}), **outbox}}
-        return {OVERRIDES: json.dumps(both)}
+    def with_settings(self, **settings: Any) -> Env:
+        """The environment of a process with these Django settings on top of the subject's.
+
+        Dicts are merged.
+        """
+        given = dict(self.subject.settings)
+        for name, value in settings.items():
+            mine = given.get(name)
+            given[name] = {**mine, **value} if isinstance(mine, dict) else value
+        return {OVERRIDES: json.dumps(given)}
 
     def stop_at(self, *points: Failpoint, armed: bool = True) -> Env:
         return self.fleet.stop_at(*points, armed=armed)
@@ -225,10 +230,11 @@ class Stage(Waits):
         ids = set(map(str, job_ids))
         return sum(found in ids for text in self._worker_logs() for found in _DISCARDED(text))
 
-    def await_discard(self) -> None:
-        job_id = self.job().id
+    def await_discard(self, *job_ids: UUID, times: int = 1) -> None:
+        """Wait until so many deliveries of these, or of the oldest job, ran nothing."""
+        ids = job_ids or (self.job().id,)
         what = "a delivery to be discarded"
-        self.until(lambda: self.discarded(job_id), what=what, who="worker")
+        self.until(lambda: self.discarded(*ids) >= times, what=what, who="worker")
 
     def _worker_logs(self) -> Iterator[str]:
         for log in map(self.fleet.log, WORKERS):

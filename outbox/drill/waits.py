@@ -129,10 +129,14 @@ class Waits:
 
     def await_drained(self) -> None:
         """Wait until the broker holds no message: whatever was published has been delivered."""
+        self.await_holding(waiting=0, taken=0)
+
+    def await_holding(self, *, waiting: int, taken: int) -> None:
+        """Wait until so many messages wait in the queue, and workers hold so many."""
         queue = self.job().queue
         self.until(
-            lambda: self.means.broker.holds(queue) == (0, 0),
-            what="each message to be acknowledged",
+            lambda: self.means.broker.holds(queue) == (waiting, taken),
+            what=f"{waiting} messages to wait and {taken} to be taken",
             who="worker",
         )
 

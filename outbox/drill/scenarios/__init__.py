@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.drill.scenarios import (
+    broker,
     cancellation,
     crashes,
     database,
@@ -26,6 +27,7 @@ POINTS: tuple[Point, ...] = (
     *delivery.POINTS,
     *shutdown.POINTS,
     *cancellation.POINTS,
+    *broker.POINTS,
     *database.POINTS,
     *ticks.POINTS,
     *races.POINTS,

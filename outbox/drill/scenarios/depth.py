@@ -9,7 +9,7 @@ from signal import SIGTERM
 from django.db import transaction
 
 from outbox.drill import tasks
-from outbox.drill.environment import TIMES, with_settings
+from outbox.drill.environment import TIMES
 from outbox.drill.record import Pass
 from outbox.drill.scenarios.point import Point, own
 from outbox.drill.stage import Stage
@@ -47,7 +47,7 @@ def deep_queue(stage: Stage) -> None:
 
 
 def stalled_worker(stage: Stage) -> None:
-    quick = with_settings(stage.subject.settings, OUTBOX=QUICK)
+    quick = stage.with_settings(OUTBOX=QUICK)
     stage.start({"dispatcher": quick})
     stage.fleet.freeze_children("worker")
     _owe(stage, tasks.touch, times=HELD + WAITING)
@@ -103,10 +103,8 @@ def _owe(stage: Stage, task: OutboxTask, *, times: int) -> None:
 
 
 def _without_rate(stage: Stage) -> dict[str, str]:
-    given = stage.subject.settings
-    annotations = dict(given.get("CELERY_TASK_ANNOTATIONS", {}))
-    annotations[tasks.trickle.name] = {"rate_limit": None}
-    return with_settings(given, CELERY_TASK_ANNOTATIONS=annotations)
+    unlimited = {tasks.trickle.name: {"rate_limit": None}}
+    return stage.with_settings(CELERY_TASK_ANNOTATIONS=unlimited)
 
 
 def _publishes(stage: Stage) -> int:

@@ -11,7 +11,6 @@ import psycopg
 
 from outbox.clock import new_id
 from outbox.drill import record, tasks
-from outbox.drill.environment import with_settings
 from outbox.drill.fleet import Name
 from outbox.drill.scenarios.point import Point, once, own
 from outbox.drill.stage import Stage
@@ -115,7 +114,7 @@ def broker_hangs(stage: Stage) -> None:
 
 
 def _start(stage: Stage) -> None:
-    stage.start({"worker": with_settings(stage.subject.settings, OUTBOX=NO_TICKER)})
+    stage.start({"worker": stage.with_settings(OUTBOX=NO_TICKER)})
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def two_beats(stage: Stage) -> None:
     with no_broker() as web:
         _run_ticks_once(stage)
         _lose_a_message(stage)
-        worker = {**stage.stop_at(Failpoint.FOUND), **stage.with_settings(**SLOW)}
+        worker = {**stage.stop_at(Failpoint.FOUND), **stage.with_settings(OUTBOX=SLOW)}
         stage.start_without_dispatcher(
             {"web": web, "worker": worker, "beat": {}, "second beat": {}}
         )
@@ -129,7 +129,7 @@ def reconcile_killed_midway(stage: Stage) -> None:
 
 
 def nobody_consumes_the_queue(stage: Stage) -> None:
-    stage.start({"dispatcher": stage.with_settings(OVER_AGE=OLD)})
+    stage.start({"dispatcher": stage.with_settings(OUTBOX={"OVER_AGE": OLD})})
     stage.owe(tasks.touch, queue=APART)
     stage.await_state(State.PUBLISHED)
     stage.until(lambda: UNCONSUMED in _complaints(stage), what=UNCONSUMED, who="worker")
