@@ -10,6 +10,7 @@ from django.db import transaction
 
 from outbox.drill import tasks
 from outbox.drill.environment import TIMES
+from outbox.drill.fleet import Env
 from outbox.drill.record import Pass
 from outbox.drill.scenarios.point import Point, own
 from outbox.drill.stage import Stage
@@ -102,7 +103,7 @@ def _owe(stage: Stage, task: OutboxTask, *, times: int) -> None:
             stage.owe(task)
 
 
-def _without_rate(stage: Stage) -> dict[str, str]:
+def _without_rate(stage: Stage) -> Env:
     unlimited = {tasks.trickle.name: {"rate_limit": None}}
     return stage.with_settings(CELERY_TASK_ANNOTATIONS=unlimited)
 
