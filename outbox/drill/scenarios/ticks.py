@@ -98,11 +98,13 @@ def beat_dead(stage: Stage) -> None:
         stage.start_only({"worker": {}})
         stage.place()
         stage.await_end()
-    ran = [step for step in ticking.steps(DISPATCH, since=last) if step.ran]
+    # Not of dispatch: what reconcile finds to be owed again it publishes at once.
+    ran = [step for step in ticking.steps(RECONCILE, since=last) if step.ran]
     apart = [(later.at - step.at).total_seconds() for step, later in pairwise(ran)]
+    left = [each >= LATE * TIMES["RECONCILE_EVERY"] for each in apart]
     stage.note(
         ticks_from_beat=len(_TICKS(stage.fleet.tail("worker", lines=100_000))),
-        left_three_ticks_to_others=all(each >= LATE * TIMES["DISPATCH_EVERY"] for each in apart),
+        left_three_ticks_to_others=bool(left) and all(left),
     )
 
 
