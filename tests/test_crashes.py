@@ -229,6 +229,33 @@ def test_an_atomic_run_whose_database_dies_at_the_commit_is_released_and_runs_ag
     assert Group.objects.count() == 1
 
 
+def test_an_atomic_body_that_raises_while_the_database_is_away_is_retried_by_its_own_rules(
+    start_worker: Start, servers: Servers, tmp_path: Path
+) -> None:
+    start_worker("-c", "1")
+    path, until = tmp_path / "ran", tmp_path / "until"
+    result = tasks.failing_atomically.delay(str(path), str(until))
+    wait_until(lambda: path.exists() and path.read_text(), timeout=30)
+    connection.close()
+    servers.postgres.stop()
+    until.touch()
+    servers.postgres.start()
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.failures, entry.crashes, entry.releases) == (2, 1, 0, 0)
+
+
+@pytest.mark.parametrize("statement", ["SET search_path TO nowhere", "SET ROLE pg_monitor"])
+def test_what_a_body_did_to_its_connection_fails_neither_its_end_nor_the_next_claim(
+    start_worker: Start, statement: str
+) -> None:
+    worker = start_worker("-c", "1")
+    dispatched_until(tasks.poisoning.delay(statement).id)
+    results = [tasks.add.delay(number, number) for number in range(5)]
+    entries = [dispatched_until(result.id) for result in results]
+    assert [entry.attempts for entry in entries] == [1] * 5
+    assert "outbox.claim.failed" not in worker.tail(1000)
+
+
 def test_a_claim_that_a_killed_database_forgot_is_found_and_its_run_writes_nothing(
     start_worker: Start, servers: Servers, marker: Path
 ) -> None:
