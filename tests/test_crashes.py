@@ -232,13 +232,15 @@ def test_an_atomic_run_whose_database_dies_at_the_commit_is_released_and_runs_ag
 def test_an_atomic_body_that_raises_while_the_database_is_away_is_retried_by_its_own_rules(
     start_worker: Start, servers: Servers, tmp_path: Path
 ) -> None:
-    start_worker("-c", "1")
+    worker = start_worker("-c", "1")
     path, until = tmp_path / "ran", tmp_path / "until"
     result = tasks.failing_atomically.delay(str(path), str(until))
     wait_until(lambda: path.exists() and path.read_text(), timeout=30)
     connection.close()
     servers.postgres.stop()
     until.touch()
+    words = "outbox.database.away while recording"
+    worker.wait_for(lambda: words in worker.tail(200), timeout=30, what="its end was to be recorded")
     servers.postgres.start()
     entry = dispatched_until(result.id)
     assert (entry.attempts, entry.failures, entry.crashes, entry.releases) == (2, 1, 0, 0)
