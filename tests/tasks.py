@@ -256,6 +256,7 @@ def forking() -> str:
 @shared_task(base=OutboxTask, atomic=True, autoretry_for=(Passing,), default_retry_delay=0)
 def failing_atomically(path: str, until: str) -> int:
     """Fail once, when `until` is there."""
+    Group.objects.create(name="undone")
     note(path, "start")
     if len(Path(path).read_text().splitlines()) > 1:
         return 2

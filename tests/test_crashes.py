@@ -240,10 +240,11 @@ def test_an_atomic_body_that_raises_while_the_database_is_away_is_retried_by_its
     servers.postgres.stop()
     until.touch()
     words = "outbox.database.away while recording"
-    worker.wait_for(lambda: words in worker.tail(200), timeout=30, what="its end was to be recorded")
+    worker.wait_for(lambda: words in worker.tail(200), timeout=30, what="its end was due")
     servers.postgres.start()
     entry = dispatched_until(result.id)
     assert (entry.attempts, entry.failures, entry.crashes, entry.releases) == (2, 1, 0, 0)
+    assert Group.objects.count() == 1
 
 
 @pytest.mark.parametrize("statement", ["SET search_path TO nowhere", "SET ROLE pg_monitor"])
