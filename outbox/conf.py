@@ -15,6 +15,7 @@ from django.dispatch import receiver
 from outbox.errors import ConfigurationError
 
 DAY = 86_400
+SHORTEST_LEASE = 1.0  # seconds
 LARGEST = 10**9  # of every number; as seconds, 31 years: a date can still be that far away
 
 
@@ -153,9 +154,15 @@ def _expected(name: str) -> str:
 
 
 def _consistent(found: Settings) -> Settings:
-    if found.LEASE < 2 * found.DISPATCH_EVERY:
+    if found.LEASE < SHORTEST_LEASE:
         raise ConfigurationError(
-            "OUTBOX['LEASE'] must be at least twice DISPATCH_EVERY: a lease must outlive a tick."
+            f"OUTBOX['LEASE'] must be at least {SHORTEST_LEASE:g} second: in that span it is "
+            "renewed three times."
+        )
+    if found.LEASE < 3 * found.DISPATCH_EVERY:
+        raise ConfigurationError(
+            "OUTBOX['LEASE'] must be at least three times DISPATCH_EVERY: where no worker lives, "
+            "the ticks alone say that the database was in reach for a whole lease."
         )
     if found.STRAND_GRACE < 2 * found.DISPATCH_EVERY:
         raise ConfigurationError(

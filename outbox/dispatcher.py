@@ -36,6 +36,7 @@ class Dispatcher:
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
+        maintenance.know_tasks(self.app)
         logger.info("outbox.dispatcher.ready every %g s", settings().DISPATCH_EVERY)
         while not self.stopped.is_set():
             pause = settings().DISPATCH_EVERY if self._round() else LONGEST_PAUSE

@@ -25,6 +25,7 @@ class Failpoint(StrEnum):
     BEGUN = "effect.begun"  # the ledger has it as begun, the call has not been made
     PERFORMED = "effect.performed"  # the call has returned, its outcome is not recorded
     RETURNED = "run.returned"  # the body is done, its ending not recorded
+    FOUND = "reconcile.found"  # reconcile has looked through the broker, and not repaired yet
 
 
 VARIABLE = "OUTBOX_FAILPOINTS"

@@ -70,6 +70,17 @@ def recover(app: Celery, *, using: str) -> Found | None:
     return found
 
 
+def know_tasks(app: Celery) -> None:
+    """Import the tasks' code, where a process is no worker.
+
+    Only it says which results are kept, and which messages without an entry are a durable task's.
+    """
+    try:
+        app.loader.import_default_modules()
+    except Exception as error:  # to publish and to sweep takes no code
+        logger.warning("outbox.tasks.unknown: %s: %s", type(error).__name__, error)
+
+
 def everywhere(work: Callable[[str], object]) -> None:
     """Do `work` in each database that has an outbox: one that is away keeps no other waiting.
 

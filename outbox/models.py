@@ -242,7 +242,8 @@ class OutboxEntry(models.Model):
     @property
     def is_erased(self) -> bool:
         """Whether what it said was removed: nothing of it may be written down again."""
-        return bool(self.options.get("erased"))
+        # Plain SQL may have written something else than an object.
+        return isinstance(self.options, dict) and bool(self.options.get("erased"))
 
     @property
     def run_goes_on(self) -> bool:

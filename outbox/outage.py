@@ -14,7 +14,12 @@ logger = logging.getLogger("outbox")
 FIRST_PAUSE = 0.1  # seconds, doubling
 LONGEST_PAUSE = 5.0
 
-READ_ONLY = "25006"  # read_only_sql_transaction: a standby that has not been promoted yet
+# What passes without anybody changing the statement (PostgreSQL's error codes).
+_PASSING = (
+    "25006",  # read_only_sql_transaction: a standby that has not been promoted yet
+    "42P01",  # undefined_table, undefined_column: this code is ahead of its migration
+    "42703",
+)
 
 T = TypeVar("T")
 
@@ -27,7 +32,7 @@ def is_outage(error: Exception) -> bool:
     """Whether the same statement may well succeed a little later, on a new connection."""
     if isinstance(error, OperationalError | InterfaceError):
         return True
-    return getattr(error.__cause__, "sqlstate", None) == READ_ONLY
+    return getattr(error.__cause__, "sqlstate", None) in _PASSING
 
 
 def until_answered(
@@ -35,23 +40,29 @@ def until_answered(
 ) -> T:
     """Do `work`, a statement that may be repeated, until the database has answered.
 
+    What is no outage is tried once more over a new connection: a body may have done to the old one
+    what fails every statement (`SET ROLE`), and its child must not eat the deliveries of others.
     Inside a transaction the error is raised at once: only its owner can repeat that.
 
     Raises:
         DatabaseError, InterfaceError: `give_up` said so while the database was away, or it is
             no outage but a mistake.
     """
-    pause = FIRST_PAUSE
+    pause, renewed = FIRST_PAUSE, False
     # Repeating is the health check: CONN_HEALTH_CHECKS would cost each job a round trip more.
     connections[using].health_check_done = True  # type: ignore[attr-defined]
     while True:
         try:
             return work()
         except (DatabaseError, InterfaceError) as error:
-            if not is_outage(error):
-                raise
             if connections[using].in_atomic_block or give_up():
                 raise
+            if not is_outage(error):
+                if renewed:
+                    raise
+                renewed = True
+                connections[using].close()
+                continue
             if pause == FIRST_PAUSE:
                 logger.warning("outbox.database.away while %s: %s", what, error)
             connections[using].close()

@@ -21,7 +21,7 @@ from outbox.errors import PayloadError
 
 _REFUSED = re.compile(r"\\u0000|\\ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
 # json.loads with a hook would build a decoder for each call.
-_DECODER = json.JSONDecoder(object_hook=kombu_json.object_hook)
+_STRICT = json.JSONDecoder(object_hook=kombu_json.object_hook)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -43,8 +43,30 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Decode what `dumps` wrote."""
-    return _DECODER.decode(text)
+    """Decode what is stored. A dict that only looks like a value of kombu's comes back as it is.
+
+    One row that could not be read would otherwise stop each pass that meets it.
+    """
+    return _LENIENT.decode(text)
+
+
+def as_received(text: str) -> Any:
+    """Decode as whoever receives a message will.
+
+    Raises:
+        ValueError, TypeError: kombu could not, and would drop the message.
+    """
+    return _STRICT.decode(text)
+
+
+def _typed(found: dict[str, Any]) -> Any:
+    try:
+        return kombu_json.object_hook(found)
+    except Exception:  # whatever a type's own decoder raises
+        return found
+
+
+_LENIENT = json.JSONDecoder(object_hook=_typed)
 
 
 def _refuse_bad_text(value: Any) -> None:

@@ -210,11 +210,62 @@ def limited(until: str) -> None:
         time.sleep(0.02)
 
 
+def _leave(how: str) -> None:
+    """Leave the connection in what must not reach the next job."""
+    if how == "atomic":
+        transaction.atomic().__enter__()
+    elif how == "autocommit":
+        transaction.set_autocommit(False)
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute(how)
+
+
 @shared_task(base=OutboxTask)
-def leaving_open(name: str) -> None:
-    """Begin a transaction and forget about it."""
-    transaction.atomic().__enter__()
+def leaving_open(name: str, how: str = "atomic") -> None:
+    """Begin a transaction, by Django or by hand, and forget about it."""
+    _leave(how)
     Group.objects.create(name=name)
+
+
+@shared_task(base=OutboxTask, atomic=True)
+def leaving_open_atomically(name: str) -> None:
+    _leave("atomic")
+    Group.objects.create(name=name)
+
+
+@shared_task(base=OutboxTask)
+def poisoning(statement: str) -> None:
+    """Do to its connection what makes every later statement of its child fail."""
+    _leave(statement)
+
+
+@shared_task(base=OutboxTask, bind=True)
+def in_a_query(self: OutboxTask, path: str) -> None:
+    """Be in the middle of a statement for a minute."""
+    note(path, f"start {self.request.id}")
+    _leave("SELECT pg_sleep(60)")
+
+
+@shared_task(base=OutboxTask)
+def forking() -> str:
+    """Its copy leaves the body as well."""
+    if copy := os.fork():
+        os.waitpid(copy, 0)
+        return "the original"
+    return "the copy"
+
+
+@shared_task(base=OutboxTask, atomic=True, autoretry_for=(Passing,), default_retry_delay=0)
+def failing_atomically(path: str, until: str) -> int:
+    """Fail once, when `until` is there."""
+    Group.objects.create(name="undone")
+    note(path, "start")
+    if len(Path(path).read_text().splitlines()) > 1:
+        return 2
+    while not Path(until).exists():
+        time.sleep(0.02)
+    raise Passing("once")
 
 
 @shared_task(base=OutboxTask, bind=True)

@@ -72,8 +72,8 @@ def test_a_pending_entry_whose_message_is_queued_is_not_published_twice(
 @pytest.mark.parametrize(
     "columns",
     [
-        pytest.param({"available_at": at(AHEAD)}, id="not due: the backoff counts"),
-        pytest.param({"publish_after": at(AHEAD)}, id="the on-commit publish has its moment"),
+        pytest.param({"available_at": AHEAD}, id="not due: the backoff counts"),
+        pytest.param({"publish_after": AHEAD}, id="the on-commit publish has its moment"),
         pytest.param({"queue": "other"}, id="its own queue is another one"),
         pytest.param({"task": "tests.tasks.echo"}, id="the message is another task's"),
     ],
@@ -81,7 +81,8 @@ def test_a_pending_entry_whose_message_is_queued_is_not_published_twice(
 def test_a_pending_entry_is_left_alone_where_its_message_does_not_count(
     columns: dict[str, Any],
 ) -> None:
-    entry = owed(**columns)
+    # From now, and not from when the tests were collected.
+    entry = owed(**{name: at(v) if v is AHEAD else v for name, v in columns.items()})
     send(entry, task="tests.tasks.add")
     assert look().adopted == 0
     assert reread(entry).status == State.PENDING

@@ -76,7 +76,8 @@ def test_the_largest_numbers_and_several_addresses_are_taken(outbox_settings: An
         ({"CODEC": "fernet"}, "no effect yet"),
         ({"DATABASES": []}, "at least one"),
         ({"STRAND_GRACE": 1, "DISPATCH_EVERY": 1}, "twice DISPATCH_EVERY"),
-        ({"LEASE": 1, "DISPATCH_EVERY": 1}, "LEASE"),
+        ({"LEASE": 0.5, "DISPATCH_EVERY": 0.1}, "at least 1 second"),
+        ({"LEASE": 2, "DISPATCH_EVERY": 1}, "three times DISPATCH_EVERY"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_a_way_out(

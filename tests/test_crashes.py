@@ -24,7 +24,7 @@ from outbox.lifecycle.claim import Claim
 from outbox.models import OutboxEntry
 from outbox.states import State
 from tests import tasks
-from tests.factories import make_entry, reread
+from tests.factories import PAST, at, make_entry, reread
 from tests.waiting import runs, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -139,6 +139,20 @@ def test_killed_between_publish_and_mark_the_message_repeats_and_runs_once(
     wait_until(lambda: valkey.llen("celery") == 0 and not valkey.hlen("unacked"))
     after = reread(entry)
     assert (after.status, after.attempts) == (State.SUCCEEDED, 1)
+    assert path.read_text() == f"{entry.pk} 0 ran\n"
+
+
+def test_killed_between_an_on_commit_publish_and_its_mark_the_message_is_claimed_all_the_same(
+    start: Start, start_worker: Start, marker: Path, valkey: redis.Redis, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    producer = start("-m", "tests.producer", "order", str(path), **armed(Failpoint.FLUSHED, marker))
+    kill_at(marker, producer)
+    entry = OutboxEntry.objects.get()
+    assert (entry.status, entry.publishes, valkey.llen("celery")) == (State.PENDING, 0, 1)
+    start_worker()
+    entry = dispatched_until(entry.pk)
+    assert (entry.attempts, entry.crashes) == (1, 0)
     assert path.read_text() == f"{entry.pk} 0 ran\n"
 
 
@@ -266,6 +280,36 @@ def test_an_atomic_run_whose_database_dies_at_the_commit_is_released_and_runs_ag
     assert Group.objects.count() == 1
 
 
+def test_an_atomic_body_that_raises_while_the_database_is_away_is_retried_by_its_own_rules(
+    start_worker: Start, servers: Servers, tmp_path: Path
+) -> None:
+    worker = start_worker("-c", "1")
+    path, until = tmp_path / "ran", tmp_path / "until"
+    result = tasks.failing_atomically.delay(str(path), str(until))
+    wait_until(lambda: path.exists() and path.read_text(), timeout=30)
+    connection.close()
+    servers.postgres.stop()
+    until.touch()
+    words = "outbox.database.away while recording"
+    worker.wait_for(lambda: words in worker.tail(200), timeout=30, what="its end was due")
+    servers.postgres.start()
+    entry = dispatched_until(result.id)
+    assert (entry.attempts, entry.failures, entry.crashes, entry.releases) == (2, 1, 0, 0)
+    assert Group.objects.count() == 1
+
+
+@pytest.mark.parametrize("statement", ["SET search_path TO nowhere", "SET ROLE pg_monitor"])
+def test_what_a_body_did_to_its_connection_fails_neither_its_end_nor_the_next_claim(
+    start_worker: Start, statement: str
+) -> None:
+    worker = start_worker("-c", "1")
+    dispatched_until(tasks.poisoning.delay(statement).id)
+    results = [tasks.add.delay(number, number) for number in range(5)]
+    entries = [dispatched_until(result.id) for result in results]
+    assert [entry.attempts for entry in entries] == [1] * 5
+    assert "outbox.claim.failed" not in worker.tail(1000)
+
+
 def test_a_claim_that_a_killed_database_forgot_is_found_and_its_run_writes_nothing(
     start_worker: Start, servers: Servers, marker: Path
 ) -> None:
@@ -310,6 +354,20 @@ def test_a_claim_waits_for_a_database_that_is_away(
     wait_until(lambda: reread(entry).is_final, timeout=30)
     assert path.read_text() == f"{entry.pk} 0 ran\n"
     assert reread(entry).status == State.SUCCEEDED
+
+
+def test_a_reconcile_killed_between_look_and_repair_is_followed_by_one_that_repairs_once(
+    start: Start, marker: Path, valkey: redis.Redis
+) -> None:
+    entry = make_entry(State.PUBLISHED, published_at=at(PAST), missing_since=at(PAST))
+    reconciler = start("manage.py", "outbox_reconcile", **armed(Failpoint.FOUND, marker))
+    kill_at(marker, reconciler)
+    assert reread(entry).version == entry.version
+    found = wait_until(lambda: maintenance.reconcile(APP, using="default", anew=True))
+    assert found is not None
+    assert found["stranded"] == 1
+    after = reread(entry)
+    assert (after.status, after.strands, after.attempts) == (State.PENDING, 1, 0)
 
 
 def _deliver(entry: OutboxEntry) -> None:

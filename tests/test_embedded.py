@@ -28,7 +28,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to change 
 # Prints the PIDs of all that it started, and waits to be killed.
 OWNER = """
 import json, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+# A background job of a shell ignores the one, what nohup starts the other.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from pathlib import Path
 import psutil
 from outbox.embedded import servers

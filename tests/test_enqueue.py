@@ -290,6 +290,13 @@ def test_an_async_view_enqueues() -> None:
     assert entry_of(result).args == [1, 2]
 
 
+def test_a_header_that_no_worker_could_decode_is_refused_in_the_caller() -> None:
+    headers = {"day": {"__type__": "date", "__value__": "no date"}}
+    with pytest.raises(PayloadError, match="options hold what no worker could decode"):
+        tasks.add.apply_async((1, 2), headers=headers)
+    assert not OutboxEntry.objects.exists()
+
+
 def test_before_task_publish_fires_once_and_its_headers_are_kept() -> None:
     seen = []
 

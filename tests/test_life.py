@@ -1,6 +1,7 @@
 """The life of an entry, from the row to its recorded end, with real workers."""
 
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -32,6 +33,12 @@ def test_what_runs_comes_from_the_row_not_from_the_message(tmp_path: Path) -> No
     publish.publish_committed(APP, [forged], using="default")
     wait_until(lambda: reread(entry).is_final)
     assert path.read_text() == f"{entry.pk} 0 row\n"
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_argument_that_only_looks_like_one_of_kombus_runs_as_it_is() -> None:
+    given = {"__type__": "product", "__value__": 1}
+    assert ended(tasks.echo.delay(given)).result == [[given], {}]
 
 
 @pytest.mark.usefixtures("worker")
@@ -224,13 +231,29 @@ def test_a_result_that_is_not_json_does_not_keep_the_entry_from_its_end() -> Non
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_body_that_leaves_a_transaction_open_fails_alone() -> None:
-    entry = ended(tasks.leaving_open.delay("lost"))
+@pytest.mark.parametrize("how", ["atomic", "BEGIN", "autocommit"])
+def test_a_body_that_leaves_a_transaction_open_fails_alone(how: str) -> None:
+    _fails_alone(tasks.leaving_open.delay("lost", how))
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_atomic_body_that_leaves_a_block_open_fails_alone() -> None:
+    _fails_alone(tasks.leaving_open_atomically.delay("lost"))
+
+
+def _fails_alone(left_open: Any) -> None:
+    entry = ended(left_open)
     assert entry.status == State.FAILED
     assert "left a transaction open on ['default']" in entry.error
     assert not Group.objects.exists()
     results = [ended(tasks.add.delay(n, n)).result for n in range(4)]  # both children
     assert results == [0, 2, 4, 6]
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_copy_that_a_body_has_forked_ends_nothing() -> None:
+    entry = ended(tasks.forking.delay())
+    assert (entry.status, entry.attempts, entry.result) == (State.SUCCEEDED, 1, "the original")
 
 
 @pytest.mark.usefixtures("worker")

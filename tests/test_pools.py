@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from django_celery_results.models import TaskResult
 
 from outbox.drill.processes import Process
+from outbox.embedded import Valkey
 from outbox.lifecycle import publish
 from outbox.states import State
 from tests import tasks
@@ -88,6 +89,30 @@ def test_a_warm_shutdown_lets_the_body_finish(
     assert worker.wait(30) == 0
     entry = entry_of(result)
     assert (entry.status, entry.attempts) == (State.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_holds_messages_outlives_its_broker(
+    start_worker: Callable[..., Process], tmp_path: Path, pool: str
+) -> None:
+    path, until, broker = tmp_path / "notes", tmp_path / "until", Valkey(tmp_path / "broker")
+    broker.start()
+    try:
+        worker = start_worker(f"--pool={pool}", CELERY_BROKER_URL=broker.url)
+        # Published by the worker itself: this process has another broker.
+        args = [str(path), str(until)]
+        entries = [make_entry(task=tasks.slow.name, args=args) for _ in range(3)]
+        wait_until(lambda: path.exists() and worker.tail(200).count("received") == 3)
+        broker.kill()
+        worker.wait_for(lambda: "lost" in worker.tail(200), timeout=30, what="it knew")
+        broker.start()
+        until.touch()
+        wait_until(lambda: all(reread(entry).is_final for entry in entries), timeout=60)
+        assert {reread(entry).attempts for entry in entries} == {1}
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+    finally:
+        broker.kill()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])

@@ -160,6 +160,35 @@ def test_arguments_of_another_shape_by_plain_sql_fail_alone(columns: dict[str, A
     assert "JSON" in reread(poison).error
 
 
+LOOKS_TYPED = {"__type__": "date", "__value__": "no date"}  # as kombu writes a date
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"options": ["no object"]},
+        {"options": {"headers": {"day": LOOKS_TYPED}}},
+        {"args": [LOOKS_TYPED], "options": {"payload": "message"}},
+    ],
+)
+def test_a_row_that_no_worker_could_decode_fails_alone(
+    columns: dict[str, Any], valkey: redis.Redis
+) -> None:
+    poison, good = make_entry(State.PENDING, **columns), make_entry(State.PENDING)
+    dispatch()
+    assert (reread(poison).status, reread(good).status) == (State.FAILED, State.PUBLISHED)
+    assert "cannot be rendered" in reread(poison).error
+    assert valkey.llen("celery") == 1
+
+
+def test_arguments_that_only_look_typed_stay_what_they_are(valkey: redis.Redis) -> None:
+    entry = make_entry(State.PENDING, args=[LOOKS_TYPED, {"__type__": ["odd"], "__value__": 1}])
+    dispatch()
+    after = reread(entry)
+    assert after.status == State.PUBLISHED
+    assert after.args == [LOOKS_TYPED, {"__type__": ["odd"], "__value__": 1}]
+
+
 def test_a_lower_id_that_commits_after_a_higher_one_is_not_passed_over() -> None:
     low, high = sorted([uuid4(), uuid4()])
     make_entry(State.PENDING, id=high)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +19,7 @@ from django_celery_results.models import TaskResult
 
 import outbox
 from outbox import ticks, transitions
+from outbox.drill.processes import Process
 from outbox.errors import EntryFailed
 from outbox.events import Note
 from outbox.lifecycle.reconcile import Findings, reconcile, result_store, results
@@ -261,6 +264,24 @@ def test_no_row_is_made_for_a_task_that_nobody_here_knows_nor_for_an_external_on
     assert look().mismatched == 0
     store(external, "FAILURE", ValueError("theirs"))
     assert look().mismatched == 0
+
+
+def test_where_the_row_says_that_its_result_is_kept_nobody_need_know_the_task() -> None:
+    kept = ended(State.CANCELLED, task="elsewhere.task", options={"ignore_result": False})
+    ignored = ended(State.CANCELLED, task="elsewhere.task", options={"ignore_result": True})
+    assert look().mismatched == 1
+    assert (told(kept).state, told(ignored).state) == ("REVOKED", "PENDING")
+
+
+@pytest.mark.parametrize("command", ["outbox_dispatcher", "outbox_reconcile"])
+def test_a_process_that_is_no_worker_knows_the_tasks_all_the_same(
+    surroundings: dict[str, str], tmp_path: Path, command: str
+) -> None:
+    """By plain SQL a row does not say whether its result is kept: only the task's code does."""
+    entry = ended(State.CANCELLED, options={})
+    argv = [sys.executable, "manage.py", command]
+    with Process(command, argv=argv, log=tmp_path / "log", env=surroundings):
+        wait_until(lambda: told(entry).state == "REVOKED", timeout=30)
 
 
 def test_no_row_is_made_for_a_result_that_would_have_expired(

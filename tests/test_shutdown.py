@@ -86,6 +86,18 @@ def test_a_cold_shutdown_gives_back_what_it_ends(
     assert counted(results) == {(2, 0, 0, 1)}
 
 
+def test_a_cold_shutdown_gives_back_what_is_in_the_middle_of_a_query(
+    start_worker: Start, notes: Path
+) -> None:
+    """Its greenlet is ended inside psycopg, which leaves the connection busy."""
+    old = start_worker("--pool=gevent")
+    results = [tasks.in_a_query.delay(str(notes)) for _ in range(2)]
+    begun(notes, 2)
+    old.signal(signal.SIGQUIT)
+    old.wait(60)
+    assert counted(results) == {(1, 0, 0, 1)}
+
+
 def test_what_still_arrives_after_a_cold_shutdown_is_not_begun(
     start_worker: Start, notes: Path, until: Path
 ) -> None:

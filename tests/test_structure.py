@@ -64,8 +64,12 @@ def test_only_transitions_writes_entries() -> None:
 
 def test_sql_that_writes_entries_lives_in_one_module() -> None:
     statement = re.compile(r"(INSERT INTO|UPDATE|DELETE FROM)\s+celery_outbox_entry")
-    found = {path.name for path in modules() if statement.search(path.read_text())}
-    assert found == {"sql.py"}
+    found = {
+        (path.name, verb) for path in modules() for verb in statement.findall(path.read_text())
+    }
+    # There the drill plays a producer of another code base, which can do no more than insert.
+    found.discard(("enqueuing.py", "INSERT INTO"))
+    assert {name for name, _ in found} == {"sql.py"}
 
 
 def test_every_failpoint_is_reached_in_the_library_and_has_a_crash_test() -> None:

@@ -20,6 +20,8 @@ RELOAD_SECONDS = 10.0
 # Nothing is flushed but by the WAL writer, and that far too late. Whatever committed before stays.
 _UNSYNCED = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
 
+_UNLESS_LOCKED = "SELECT id FROM celery_outbox_entry WHERE id = %s FOR UPDATE SKIP LOCKED"
+
 
 class Database:
     """Its server's life; this process's own connections are closed before each end of it."""
@@ -53,6 +55,24 @@ class Database:
         with psycopg.connect(self.server.url) as session:
             session.execute("SELECT FROM celery_outbox_entry WHERE id = %s FOR UPDATE", [job_id])
             yield
+
+    def is_held_up(self, session: int) -> bool:
+        """Whether the session with that backend's PID waits for a lock."""
+        with connections[default_database()].cursor() as cursor:
+            cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [session])
+            return bool(cursor.fetchone()[0])
+
+    def row_is_free(self, job_id: UUID) -> bool:
+        """Whether nobody holds the job's row at this moment."""
+        with psycopg.connect(self.server.url) as session:
+            found = session.execute(_UNLESS_LOCKED, [job_id]).fetchone()
+            return found is not None
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection]:
+        """One of the drill's own, to be committed when the point says so."""
+        with psycopg.connect(self.server.url) as session:
+            yield session
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:

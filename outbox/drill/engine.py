@@ -17,7 +17,7 @@ from django.conf import settings as django_settings
 from django.core.management import call_command
 
 from outbox.conf import settings
-from outbox.drill import about, environment, record, results, tasks
+from outbox.drill import about, environment, looks, record, results, tasks, ticking
 from outbox.drill.broker import Broker
 from outbox.drill.database import Database
 from outbox.drill.errors import DrillError, WaitedInVain
@@ -143,6 +143,8 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
         call_command("migrate", verbosity=0, interactive=False)
         tasks.make_table()
         results.watch()
+        ticking.watch()
+        looks.watch()
         fleet = Fleet(
             env=env | found,
             folder=folder,

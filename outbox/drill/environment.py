@@ -23,6 +23,7 @@ DATABASE = "OUTBOX_DRILL_DATABASE"  # the URL of the drill's PostgreSQL
 FOLDER = "OUTBOX_DRILL_FOLDER"
 OVERRIDES = "OUTBOX_DRILL_OVERRIDES"  # the subject's settings, as JSON
 JOURNAL = "OUTBOX_DRILL_JOURNAL"  # file that the witness writes to
+QUEUES = "OUTBOX_DRILL_QUEUES"  # what this worker consumes instead of the default queue
 UNKNOWN = "OUTBOX_DRILL_UNKNOWN"  # a task whose code this worker is to be without
 
 #: Short times, so that a drill takes seconds. Nothing that reaches outside it: see `settings`.

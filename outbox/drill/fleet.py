@@ -14,6 +14,7 @@ from typing import Literal
 
 import psutil
 
+from outbox.drill.environment import QUEUES
 from outbox.drill.errors import DrillError
 from outbox.drill.processes import Process, ProcessError, free_port
 from outbox.embedded.server import runs
@@ -160,6 +161,11 @@ class Fleet:
         self._frozen.add(name)
         self._signal(name, SIGSTOP, alone=alone)
 
+    def freeze_children(self, name: Name) -> None:
+        """SIGSTOP its children alone: it goes on taking messages, and none of them runs."""
+        self._frozen.add(name)
+        self._signal_children(name, SIGSTOP)
+
     def thaw(self, name: Name, *, alone: bool = False) -> None:
         """SIGCONT them."""
         self._signal(name, SIGCONT, alone=alone)
@@ -220,9 +226,12 @@ class Fleet:
         return bool(process and process.alive and self._variants[name] == env)
 
     def _signal(self, name: Name, number: Signals, *, alone: bool) -> None:
-        process = self._running[name]
-        process.signal(number)
-        for child in () if alone else psutil.Process(process.pid).children(recursive=True):
+        self._running[name].signal(number)
+        if not alone:
+            self._signal_children(name, number)
+
+    def _signal_children(self, name: Name, number: Signals) -> None:
+        for child in psutil.Process(self.pid(name)).children(recursive=True):
             child.send_signal(number)
 
     def _end_those_that_leave(self) -> None:
@@ -235,14 +244,14 @@ class Fleet:
         self._variants[name] = dict(env)
         self._running[name] = Process(
             name,
-            argv=[sys.executable, "-m", *self._command(name)],
+            argv=[sys.executable, "-m", *self._command(name, env)],
             env={**self.env, **env},
             log=self.log(name),
             death_signal=Signals.SIGKILL,
         ).start()
         return self._running[name]
 
-    def _command(self, name: Name) -> list[str]:
+    def _command(self, name: Name, env: Env) -> list[str]:
         if name == "web":
             self.port = free_port()
             module, _, attribute = (self.wsgi or "").rpartition(".")
@@ -254,6 +263,8 @@ class Fleet:
         if name not in WORKERS:
             return ["django", "outbox_dispatcher"]
         worker = ["celery", "-q", "-A", self.celery_app, "worker", "-n", WORKERS[name]]
+        if QUEUES in env:
+            worker += ["-Q", env[QUEUES]]
         return [*worker, "-c", "2", "--without-mingle", "--without-gossip", "--loglevel=INFO"]
 
     def _await_ready(self, name: Name, process: Process) -> None:

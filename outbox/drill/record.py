@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from outbox.lifecycle.cancel import cancel
@@ -50,7 +51,14 @@ class Job:
     deadline_at: datetime | None = None
     lease_pid: int | None = None
     lease_until: datetime | None
+    missing_since: datetime | None = None
+    crash_limit: int | None = None
     events: tuple[Event, ...]
+
+    @property
+    def written(self) -> tuple[int, str, int]:
+        """What a write that is refused leaves as it is."""
+        return self.version, self.state, self.attempts
 
     @property
     def has_ended(self) -> bool:
@@ -99,6 +107,23 @@ def last_pass(tick: str = DISPATCH) -> datetime | None:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A pass of a tick: when it began, by the database's clock, and what it found."""
+
+    began: datetime
+    ended: datetime
+    found: Mapping[str, Any]
+
+
+def latest_pass(tick: str) -> Pass | None:
+    """The last one that ended."""
+    last = OutboxTick.objects.filter(name=tick).first()
+    if last is None or last.last_at is None or last.duration is None:
+        return None
+    return Pass(began=last.last_at - last.duration, ended=last.last_at, found=last.findings)
+
+
 def open_jobs() -> int:
     """How many entries of any task have not ended."""
     return OutboxEntry.objects.unfinished().count()
@@ -131,6 +156,8 @@ def _job(entry: OutboxEntry) -> Job:
         deadline_at=entry.deadline_at,
         lease_pid=entry.lease_pid,
         lease_until=entry.lease_until,
+        missing_since=entry.missing_since,
+        crash_limit=entry.crash_limit,
         events=tuple(map(_event, entry.events.all())),
     )
 

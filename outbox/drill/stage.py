@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -13,21 +14,23 @@ from typing import Any
 from uuid import UUID
 
 import outbox
-from outbox.drill import record, results, tasks, witness
+from outbox.drill import people, record, results, tasks, witness
+from outbox.drill.environment import OVERRIDES
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.facts import Facts, Obligation
 from outbox.drill.fleet import WORKERS, Death, Env, Name
+from outbox.drill.people import ACTOR
 from outbox.drill.processes import Process, ProcessError
 from outbox.drill.record import Job
 from outbox.drill.subject import Effect, Mode, Placed
 from outbox.drill.waits import Means, Say, Waits
 from outbox.failpoints import Failpoint
+from outbox.models import OutboxQueue
 from outbox.states import Verb
 from outbox.tasks import OutboxTask
 
 __all__ = ["Means", "Say", "Stage"]
 
-ACTOR = "drill"
 _DISCARDED = re.compile(r"outbox\.delivery\.discarded entry_id=(\S+)").findall
 NOBODY: Mapping[Name, Env] = {}
 
@@ -56,10 +59,26 @@ class Stage(Waits):
         self.fleet.stop("worker")
         self.start_only({"web": {}, "dispatcher": {}, **special})
 
+    def start_without_dispatcher(self, special: Mapping[Name, Env] = NOBODY) -> None:
+        """As `start`, but nobody dispatches or reconciles, unless it is named."""
+        self.fleet.stop("dispatcher")
+        self.start_only({"web": {}, "worker": {}, **special})
+
     def start_only(self, wanted: Mapping[Name, Env]) -> None:
         """Have these run, each with this environment on top."""
         self.means.say("starting what this point needs")
         self.fleet.ensure(wanted)
+
+    def with_settings(self, **settings: Any) -> Env:
+        """The environment of a process with these Django settings on top of the subject's.
+
+        Dicts are merged.
+        """
+        given = dict(self.subject.settings)
+        for name, value in settings.items():
+            mine = given.get(name)
+            given[name] = {**mine, **value} if isinstance(mine, dict) else value
+        return {OVERRIDES: json.dumps(given)}
 
     def stop_at(self, *points: Failpoint, armed: bool = True) -> Env:
         return self.fleet.stop_at(*points, armed=armed)
@@ -80,10 +99,10 @@ class Stage(Waits):
         self._placing.append(placing)
         threading.Thread(target=ask, daemon=True, name="placing").start()
 
-    def owe(self, task: OutboxTask, *args: Any) -> None:
-        """Enqueue a task of the drill's own, from this process."""
+    def owe(self, task: OutboxTask, *args: Any, **options: Any) -> None:
+        """Enqueue a task of the drill's own, from this process, which publishes it as well."""
         self.expected += 1
-        task.apply_async(args)
+        task.apply_async(args, **options)
 
     # --- blows --------------------------------------------------------------------------------
 
@@ -120,6 +139,16 @@ class Stage(Waits):
             self.means.say(f"sending {second.name} to the {name}")
             process.signal(second)
         return lambda: self._await_exit(process, name=name, at=at)
+
+    @contextmanager
+    def paused(self, queue: str) -> Iterator[None]:
+        """Let nothing be published to that queue, as a person may."""
+        self.means.say(f"pausing the queue {queue}")
+        row, _ = OutboxQueue.objects.update_or_create(name=queue, defaults={"paused": True})
+        try:
+            yield
+        finally:
+            row.delete()
 
     def strike(self) -> None:
         """The time to recover runs from here."""
@@ -192,15 +221,20 @@ class Stage(Waits):
             notes=dict(self.notes),
         )
 
+    def status(self, env: Env) -> Mapping[str, Any]:
+        """What `outbox_status` tells a person now."""
+        return people.status({**self.fleet.env, **env})
+
     def discarded(self, *job_ids: UUID) -> int:
         """How many deliveries of the jobs ran nothing, by what the workers say."""
         ids = set(map(str, job_ids))
         return sum(found in ids for text in self._worker_logs() for found in _DISCARDED(text))
 
-    def await_discard(self) -> None:
-        job_id = self.job().id
+    def await_discard(self, *job_ids: UUID, times: int = 1) -> None:
+        """Wait until so many deliveries of these, or of the oldest job, ran nothing."""
+        ids = job_ids or (self.job().id,)
         what = "a delivery to be discarded"
-        self.until(lambda: self.discarded(job_id), what=what, who="worker")
+        self.until(lambda: self.discarded(*ids) >= times, what=what, who="worker")
 
     def _worker_logs(self) -> Iterator[str]:
         for log in map(self.fleet.log, WORKERS):

@@ -30,6 +30,7 @@ _SELECT = "SELECT entry_id, at FROM outbox_drill_effect WHERE entry_id = ANY(%s)
 DEADLINE = 4  # seconds
 FAILS_EVERY = 1.5  # seconds: the third failure's next start would be past the deadline
 TIME_LIMIT = 2  # seconds
+RATE = "1/h"
 LINGERING = "lingering"  # the file's name
 
 
@@ -60,12 +61,22 @@ def touch_atomically(self: Any) -> None:
     _take_effect(self.request.id)
 
 
+@shared_task(base=OutboxTask, bind=True, ignore_result=True, rate_limit=RATE)
+def trickle(self: Any) -> None:
+    """As `touch`, but a worker runs the first only, and keeps the others for later."""
+    _take_effect(self.request.id)
+
+
 @shared_task(base=OutboxTask, bind=True, ignore_result=True)
 def linger(self: Any) -> None:
     """Stay in the body for as long as the file is there, and have an effect then."""
-    while (Path(os.environ[FOLDER]) / LINGERING).exists():
-        time.sleep(0.05)
-    _take_effect(self.request.id)
+    _linger(self.request.id)
+
+
+@shared_task(base=OutboxTask, bind=True, ignore_result=True, max_crashes=1)
+def linger_once(self: Any) -> None:
+    """The same, and given up at its first crash."""
+    _linger(self.request.id)
 
 
 @shared_task(base=OutboxTask)
@@ -97,9 +108,16 @@ def keep_failing() -> None:
     raise NeverWorks("this attempt failed too")
 
 
+def _linger(job_id: str) -> None:
+    while (Path(os.environ[FOLDER]) / LINGERING).exists():
+        time.sleep(0.05)
+    _take_effect(job_id)
+
+
 def _take_effect(job_id: str) -> None:
     with connections[default_database()].cursor() as cursor:
         cursor.execute(_INSERT, [job_id, os.getpid()])
 
 
-OWN = tuple(task.name for task in (touch, touch_atomically, linger, leave, overrun, keep_failing))
+_ALL = (touch, touch_atomically, trickle, linger, linger_once, leave, overrun, keep_failing)
+OWN = tuple(task.name for task in _ALL)

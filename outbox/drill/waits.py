@@ -16,7 +16,7 @@ from outbox.drill.environment import TIMES
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.fleet import Fleet, Name
 from outbox.drill.processes import ProcessError
-from outbox.drill.record import Job
+from outbox.drill.record import Job, Pass
 from outbox.drill.subject import Placed, Subject
 from outbox.drill.tasks import OWN
 from outbox.failpoints import Failpoint
@@ -91,6 +91,22 @@ class Waits:
             raise WaitedInVain(f"{at} was reached by PID {self.stopped_pid}, not by the {name}")
         return self.stopped_pid
 
+    def await_placed(self) -> None:
+        """Wait until the web has answered all that it was asked for."""
+        self.until(
+            lambda: all(placing.done() for placing in self._placing), what="an answer", who="web"
+        )
+        self._raise_if_not_placed()
+
+    def await_missing(self) -> None:
+        """Wait until a first look has missed the messages of all published jobs."""
+
+        def missed() -> bool:
+            jobs = [job for job in self.jobs() if job.state == State.PUBLISHED]
+            return bool(jobs) and all(job.missing_since for job in jobs)
+
+        self.until(missed, what="its message to be missed", who="dispatcher")
+
     def await_hanging(self, *, runs: int = 1) -> None:
         """Wait until so many runs are claimed and hang at the destination."""
 
@@ -108,6 +124,19 @@ class Waits:
         self.until(
             lambda: self.means.broker.holds(queue)[1] >= messages,
             what=f"{messages} messages to be taken",
+            who="worker",
+        )
+
+    def await_drained(self) -> None:
+        """Wait until the broker holds no message: whatever was published has been delivered."""
+        self.await_holding(waiting=0, taken=0)
+
+    def await_holding(self, *, waiting: int, taken: int) -> None:
+        """Wait until so many messages wait in the queue, and workers hold so many."""
+        queue = self.job().queue
+        self.until(
+            lambda: self.means.broker.holds(queue) == (waiting, taken),
+            what=f"{waiting} messages to wait and {taken} to be taken",
             who="worker",
         )
 
@@ -171,6 +200,15 @@ class Waits:
 
         self.until(written, what=f"{words!r} in the log", who=who)
 
+    def await_answer(self) -> None:
+        """Wait until the web has answered all that it was asked."""
+
+        def answered() -> bool:
+            self._raise_if_not_placed()
+            return all(asked.done() and asked.result().job_id for asked in self._placing)
+
+        self.until(answered, what="the web to answer", who="web")
+
     def await_owner_told(self) -> None:
         job_id = self.job().id
         what = "the job's owner to be told"
@@ -199,7 +237,25 @@ class Waits:
             return (self.means.database.now() - after).total_seconds() > TIMES["STRAND_GRACE"]
 
         self.until(is_past_grace, what="reconcile's grace to be over", who="dispatcher")
+        self.let_look()
+
+    def let_look(self) -> None:
+        """Wait until reconcile has looked often enough to have confirmed what it may find."""
         self._await_passes(RECONCILE, LOOKS)
+
+    def watch(self, tick: str, *, after: datetime, seconds: float) -> list[Pass]:
+        """Each pass that began after that time, until one has begun so long after it."""
+        passes: list[Pass] = []
+
+        def next_pass() -> Pass | None:
+            last = record.latest_pass(tick)
+            known = passes[-1].ended if passes else None
+            return last if last and last.began > after and last.ended != known else None
+
+        while not passes or (passes[-1].began - after).total_seconds() < seconds:
+            what = f"pass {len(passes) + 1} of {tick}"
+            passes.append(self.until(next_pass, what=what, who="dispatcher"))  # type: ignore[arg-type]
+        return passes
 
     def _await_passes(self, tick: str, count: int) -> None:
         for _ in range(count):

@@ -110,7 +110,7 @@ def _row(
     }
     more = order.row_options(task, options, unique_key=row["unique_key"])
     _before_publish(task, row, args, kwargs, more)
-    row["options"] = order.stored(more, what="options", task=name)
+    row["options"] = order.stored_options(more, task=name)
     order.check_size(row, task=name)
     return row, more
 

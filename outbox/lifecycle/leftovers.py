@@ -1,10 +1,19 @@
-"""Transactions that a body left open: closed, or its child would refuse every later job."""
+"""What a body left its connections in: closed, or its child would refuse or lose later jobs.
+
+By Django's word (`transaction.atomic`, `set_autocommit`) and by the server's: a body may have said
+BEGIN itself, or have been ended in the middle of a statement.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from django.db import connections
+from psycopg.pq import TransactionStatus
+
+# Of a connection that is broken, UNKNOWN: Django sees that by itself.
+_BUSY = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 class OpenTransaction(Exception):
@@ -12,15 +21,30 @@ class OpenTransaction(Exception):
 
 
 def in_transaction() -> set[str]:
-    """The aliases whose connection is inside a transaction now."""
+    """The aliases whose connection is not at rest now."""
     opened = connections.all(initialized_only=True)
-    return {connection.alias for connection in opened if connection.in_atomic_block}
+    return {connection.alias for connection in opened if _is_open(connection)}
 
 
 def close(*, but: Collection[str]) -> list[str]:
-    """Drop the connections that are inside a transaction, other than `but`; which they were."""
+    """Drop the connections that are not at rest, other than `but`; which they were."""
     left = sorted(in_transaction() - set(but))
     for alias in left:
         connections[alias].in_atomic_block = False  # else close() only marks it as to be closed
         connections[alias].close()
     return left
+
+
+def depth(alias: str) -> int:
+    """How many blocks of `transaction.atomic` are open on it."""
+    return len(connections[alias].atomic_blocks)
+
+
+def _is_open(connection: Any) -> bool:
+    if connection.in_atomic_block:
+        return True
+    if connection.connection is None or connection.vendor != "postgresql":
+        return False
+    if connection.settings_dict["AUTOCOMMIT"] and not connection.autocommit:
+        return True
+    return connection.connection.pgconn.transaction_status in _BUSY

@@ -189,6 +189,18 @@ def stored(value: Any, *, what: str, task: str) -> str:
         raise PayloadError(f"{task}: its {what} {error}.", task=task) from error
 
 
+def stored_options(value: Any, *, task: str) -> str:
+    """As `stored`. They go into the message, so that whoever receives it must decode them."""
+    text = stored(value, what="options", task=task)
+    if '"__type__"' in text:
+        try:
+            payload.as_received(text)
+        except (ValueError, TypeError, LookupError) as error:
+            why = f"{task}: its options hold what no worker could decode: {error}."
+            raise PayloadError(why, task=task) from error
+    return text
+
+
 def text(value: Any, what: str, *, task: str) -> str:
     if value is None:
         return ""

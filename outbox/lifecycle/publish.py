@@ -80,7 +80,7 @@ def _batch(app: Celery, *, size: int, using: str) -> int:
             cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {idle}")
         with prepared.cursor(using) as cursor:
             cursor.execute(sql.DUE, {"limit": size})
-            rows = [_from_row(row) for row in cursor.fetchall()]
+            rows = cursor.fetchall()
         if rows:
             _publish_locked(app, rows, using=using)
     return len(rows)
@@ -88,18 +88,20 @@ def _batch(app: Celery, *, size: int, using: str) -> int:
 
 def _from_row(row: Sequence[Any]) -> Delivery:
     delivery = Delivery(*row)
-    return delivery._replace(options=payload.loads(delivery.options))  # type: ignore[arg-type]
+    options = payload.as_received(delivery.options)  # type: ignore[arg-type]
+    return delivery._replace(options=options)
 
 
-def _publish_locked(app: Celery, rows: Sequence[Delivery], *, using: str) -> None:
+def _publish_locked(app: Celery, rows: Sequence[Sequence[Any]], *, using: str) -> None:
     messages: list[dict[str, Any]] = []
     sent: list[Delivery] = []
-    for delivery in rows:
+    for row in rows:
         try:
+            delivery = _from_row(row)
             messages.append(render(delivery, using=using))
             sent.append(delivery)
         except Exception as error:  # it fails alone: the rows behind it go on
-            _reject(delivery, error, using=using)
+            _reject(row[0], error, using=using)
     send(app, messages)
     reach(Failpoint.FLUSHED)
     _tell_celery(sent, messages)
@@ -109,8 +111,8 @@ def _publish_locked(app: Celery, rows: Sequence[Delivery], *, using: str) -> Non
         transitions.hand_off(OutboxEntry.objects.using(using).get(pk=delivery.id))
 
 
-def _reject(delivery: Delivery, error: Exception, *, using: str) -> None:
-    entry = OutboxEntry.objects.using(using).get(pk=delivery.id)
+def _reject(entry_id: UUID, error: Exception, *, using: str) -> None:
+    entry = OutboxEntry.objects.using(using).get(pk=entry_id)
     words = f"it cannot be rendered as a message: {type(error).__name__}: {error}"
     transitions.reject(entry, note=Note("dispatcher", words))
 
@@ -158,6 +160,7 @@ def publish_committed(app: Celery, deliveries: Sequence[Delivery], *, using: str
         ours = [item for item in deliveries if not _is_external(item) and item.queue not in paused]
         messages = [render(delivery, using=using) for delivery in ours]
         send(app, messages)
+        reach(Failpoint.FLUSHED)
         _tell_celery(ours, messages)
         transitions.publish([(item.id, item.version) for item in ours], using=using)
     except (BrokerUnavailable, DatabaseError, ValueError, TypeError) as error:
@@ -263,8 +266,8 @@ def protocol_headers(delivery: Delivery) -> dict[str, Any]:
         "timelimit": options.get("timelimit") or [None, None],
         "root_id": str(delivery.root_id or delivery.id),
         "parent_id": delivery.parent_id and str(delivery.parent_id),
-        "argsrepr": saferepr(payload.loads(delivery.args)) if shown else "",
-        "kwargsrepr": saferepr(payload.loads(delivery.kwargs)) if shown else "",
+        "argsrepr": saferepr(payload.as_received(delivery.args)) if shown else "",
+        "kwargsrepr": saferepr(payload.as_received(delivery.kwargs)) if shown else "",
         "origin": anon_nodename(),
         "ignore_result": options.get("ignore_result", False),
         "replaced_task_nesting": options.get("replaced_task_nesting", 0),

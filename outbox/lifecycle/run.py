@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import sys
 import traceback as tracebacks
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from django.db import InterfaceError, OperationalError, transaction
@@ -21,6 +24,8 @@ from outbox.worker.stopping import is_stopping
 if TYPE_CHECKING:
     from outbox.tasks import OutboxTask
 
+logger = logging.getLogger("outbox")
+
 REQUEST_KEY = "outbox_run"
 
 _TERMINATED = -(256 - signal.SIGTERM)  # SIGTERM to a child: billiard/common.py, _shutdown_cleanup
@@ -31,6 +36,7 @@ class Run:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
+        self.pid = os.getpid()
         self.entered = False  # the body has begun: a nested call of the same task is a plain one
         self.ended = False  # an ending was recorded, or refused
         self.retrying = False  # inside Task.retry(), which ends in apply_async of our own ID
@@ -81,9 +87,8 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     try:
         if task.atomic:
             return _perform_atomic(task, run, args, kwargs)
-        result = _body(task, args, kwargs)
-        if left := leftovers.close(but=before):
-            raise leftovers.OpenTransaction(f"the body left a transaction open on {left}")
+        result = _body(task, run, args, kwargs)
+        _check_leftovers(before)
         for key in run.unsettled:
             raise EffectUncertain("the body went on without knowing its outcome", key=key)
         reach(Failpoint.RETURNED)
@@ -95,29 +100,51 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
         return _raised(task, run, error)
 
 
-def _body(task: OutboxTask, args: Any, kwargs: Any) -> Any:
-    with soft_limit.let_in():
-        return task.run(*args, **kwargs)
+def _body(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
+    try:
+        with soft_limit.let_in():
+            return task.run(*args, **kwargs)
+    finally:
+        if os.getpid() != run.pid:
+            _end_copy(run)
+
+
+def _end_copy(run: Run) -> NoReturn:
+    """The body forked, and its copy leaves the body too: the run is its parent's."""
+    logger.error("outbox.run.copied entry_id=%s pid=%s: ended", run.claim.id, os.getpid())
+    os._exit(1)
+
+
+def _check_leftovers(before: Collection[str]) -> None:
+    if left := leftovers.close(but=before):
+        raise leftovers.OpenTransaction(f"the body left a transaction open on {left}")
+
+
+class _Body:
+    """How the body of an atomic run has left."""
+
+    result: Any = None
+    returned = False
+    raised: BaseException | None = None
+    ignored: Ignore | None = None  # Celery's "done, store nothing": its effects count
 
 
 def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
     """Body and completion commit together; the entry is touched only by the last statement."""
-    returned, ignored = False, None
+    body = _Body()
     try:
         with transaction.atomic(using=run.claim.using):
-            try:
-                result = _body(task, args, kwargs)
-            except Ignore as error:  # Celery's "done, store nothing": its effects count
-                result, ignored = None, error
-            returned = True
+            _enter(body, task, run, args, kwargs)
             reach(Failpoint.RETURNED)
-            _stand(finish.succeed(task, run.claim, result))
+            _stand(finish.succeed(task, run.claim, body.result))
     except finish.Discarded:
         run.ended = True
         finish.late(run.claim)  # again, since the rollback took its event along
         raise
     except (OperationalError, InterfaceError):
-        if not returned:
+        if body.raised is not None:  # the rollback met a database that is away: that is no news
+            raise body.raised from None
+        if not body.returned:
             raise
         # Rolled back with the connection, or committed and the reply lost: then this finds nothing.
         run.ended = True
@@ -125,9 +152,26 @@ def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
         finish.release(run.claim, reason=why, again=True)
         raise Ignore("released") from None
     run.ended = True
-    if ignored is not None:
-        raise ignored
-    return result
+    if body.ignored is not None:
+        raise body.ignored
+    return body.result
+
+
+def _enter(body: _Body, task: OutboxTask, run: Run, args: Any, kwargs: Any) -> None:
+    """Run it inside its transaction, and see that it has left that as it was."""
+    alias = run.claim.using
+    before, depth = leftovers.in_transaction(), leftovers.depth(alias)
+    try:
+        body.result = _body(task, run, args, kwargs)
+    except Ignore as error:
+        body.ignored = error
+    except BaseException as error:
+        body.raised = error
+        raise
+    if leftovers.depth(alias) != depth:
+        raise leftovers.OpenTransaction(f"the body left a transaction open on {[alias]}")
+    _check_leftovers(before)
+    body.returned = True
 
 
 def _succeeded(task: OutboxTask, run: Run, result: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Celery stores FAILURE for an unknown task, and ends the worker on a message that it cannot take
 apart. Here the row decides what a delivery means, so the clerk is asked first; a message stays
-unacknowledged until it has answered.
+unacknowledged until it has answered. And a broker that goes away takes no worker with it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class ConsumerStep(bootsteps.StartStopStep):
         self._take_over("on_invalid_task", counts.UNREADABLE, message_at=1)
         self._take_over("on_unknown_message", counts.UNREADABLE, message_at=1)
         self._take_over("on_decode_error", counts.UNREADABLE, message_at=0)
+        self._celerys_on_loss = parent.on_connection_error_after_connected
+        parent.on_connection_error_after_connected = self._on_connection_lost
         self._create_task_handler = parent.create_task_handler
         parent.create_task_handler = self._guarded_task_handler
 
@@ -56,6 +58,19 @@ class ConsumerStep(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """The channels end with their connection."""
+
+    def _on_connection_lost(self, error: Exception) -> None:
+        """What was taken over a lost connection is given back or acknowledged only if that works.
+
+        kombu 5.7 tries both after Celery has taken the connection apart, and what it raises then
+        ends the worker. Whatever stays in the broker as taken and does not run, reconcile finds.
+        """
+        transport = getattr(self.consumer.connection, "transport", None)
+        for channel in list(getattr(transport, "channels", ())):
+            channel.basic_ack = _if_it_works(channel.basic_ack)
+            channel.basic_reject = _if_it_works(channel.basic_reject)
+            channel.qos.restore_unacked_once = _if_it_works(channel.qos.restore_unacked_once)
+        self._celerys_on_loss(error)
 
     def _take_over(self, name: str, reason: str, *, message_at: int) -> None:
         celerys = getattr(self.consumer, name)
@@ -134,6 +149,16 @@ class ConsumerStep(bootsteps.StartStopStep):
     def _drop(self, message: Any, error: Exception) -> None:
         logger.error("outbox.delivery.unreadable: %s: %s", type(error).__name__, error)
         message.reject_log_error(logger, self.consumer.connection_errors)
+
+
+def _if_it_works(settle: Callable[..., Any]) -> Callable[..., None]:
+    def attempt(*args: Any, **kwargs: Any) -> None:
+        try:
+            settle(*args, **kwargs)
+        except Exception as error:
+            logger.info("outbox.delivery.unsettled: %s: %s", type(error).__name__, error)
+
+    return attempt
 
 
 def _check_time_limits(headers: Any) -> None:

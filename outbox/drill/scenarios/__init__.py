@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.drill.scenarios import (
+    broker,
     cancellation,
     crashes,
     database,
     delivery,
+    depth,
+    enqueuing,
     limits,
     publishing,
+    races,
     shutdown,
+    ticks,
 )
 from outbox.drill.scenarios.point import Point
 
@@ -22,6 +27,11 @@ POINTS: tuple[Point, ...] = (
     *delivery.POINTS,
     *shutdown.POINTS,
     *cancellation.POINTS,
+    *broker.POINTS,
     *database.POINTS,
+    *ticks.POINTS,
+    *races.POINTS,
+    *depth.POINTS,
+    *enqueuing.POINTS,
 )
 BY_NAME: Mapping[str, Point] = {point.name: point for point in POINTS}

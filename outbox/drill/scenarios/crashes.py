@@ -135,11 +135,7 @@ def stopped_past_its_lease(stage: Stage) -> None:
         stage.await_event(LATE)
         stage.let_pass()
         after = stage.job()
-    stage.note(changed_by_the_late_one=_written(after) != _written(ended))
-
-
-def _written(job: Job) -> tuple[int, str, int]:
-    return job.version, job.state, job.attempts
+    stage.note(changed_by_the_late_one=after.written != ended.written)
 
 
 def _note_crash(stage: Stage, *, running: Job) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from outbox.drill.environment import broker_variables
 from outbox.drill.facts import KILLED
+from outbox.drill.fleet import Env
 from outbox.drill.scenarios.point import Given, Point, Wants, once
 from outbox.drill.stage import Stage
 from outbox.failpoints import Failpoint
@@ -34,8 +35,7 @@ def _kill_web(stage: Stage, *, at: Failpoint) -> None:
 
 def after_publish(stage: Stage) -> None:
     """Web cannot publish and no worker runs yet, so that both deliveries are the dispatcher's."""
-    with _closed_port() as port:
-        web = broker_variables(f"redis://127.0.0.1:{port}/0")
+    with no_broker() as web:
         stage.start_without_worker({"web": web, "dispatcher": stage.stop_at(Failpoint.FLUSHED)})
         stage.place()
         stage.await_stop("dispatcher", at=Failpoint.FLUSHED)
@@ -48,11 +48,14 @@ def after_publish(stage: Stage) -> None:
 
 
 @contextmanager
-def _closed_port() -> Iterator[int]:
-    """A port that refuses connections, and that nobody else can take meanwhile."""
+def no_broker() -> Iterator[Env]:
+    """The environment of a process whose broker refuses connections.
+
+    Nobody else can take its port meanwhile.
+    """
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
+        yield broker_variables(f"redis://127.0.0.1:{bound.getsockname()[1]}/0")
 
 
 def _nothing(given: Given) -> Wants:

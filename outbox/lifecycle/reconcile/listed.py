@@ -9,6 +9,7 @@ from typing import Any
 from outbox import workers
 from outbox.brokers import redis
 from outbox.brokers.messages import ids
+from outbox.failpoints import Failpoint, reach
 from outbox.lifecycle.reconcile import published, strands, strays
 from outbox.lifecycle.reconcile.findings import Pass
 from outbox.models import EntryQuerySet
@@ -32,6 +33,7 @@ def compare(this: Pass) -> dict[str, Any]:
         taken = {one for raws in redis.unacked(look) for one in ids(raws) if one in unseen}
         strays.remove(this, found, look)
     unseen -= workers.held_by_the_living(using=this.using)
+    reach(Failpoint.FOUND)
     return {**found.counts(), **_repair(this, unseen, orphaned=unseen & taken)}
 
 

@@ -117,15 +117,15 @@ def _is_ours(this: Pass, entry: Any) -> bool:
 
 def _is_kept(this: Pass, entry: Any) -> bool:
     """Whether Celery would have stored its result, and would still have it."""
-    task = this.app.tasks.get(entry.task)
-    if task is None:
-        return False
     expires = this.app.backend.expires
     if expires and entry.finished_at < this.began - timedelta(seconds=expires):
         return False
+    task = this.app.tasks.get(entry.task)
+    if entry.ignored is None and task is None:  # nobody here knows, and plain SQL did not say
+        return False
     ignored = task.ignore_result if entry.ignored is None else entry.ignored == "true"
-    failed = told.state(entry) == states.FAILURE
-    return not ignored or (failed and task.store_errors_even_if_ignored)
+    errors_too = task and task.store_errors_even_if_ignored
+    return not ignored or bool(errors_too and told.state(entry) == states.FAILURE)
 
 
 def _entries(this: Pass) -> EntryQuerySet:

@@ -39,6 +39,7 @@ class Command(BaseCommand):
         reachable(aliases)
         if why := ping.why_unreachable(current_app):
             raise CommandError(f"The broker does not answer: {why} Nothing was repaired.")
+        maintenance.know_tasks(current_app)
         dry, remove = options["dry_run"], options["remove_resurrected"]
         for using in aliases:
             found = _reconcile(using, dry=dry, remove=remove)
