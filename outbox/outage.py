@@ -9,10 +9,15 @@ from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
+from outbox.conf import settings
+from outbox.silence import Patience, bounded
+
 logger = logging.getLogger("outbox")
 
 FIRST_PAUSE = 0.1  # seconds, doubling
 LONGEST_PAUSE = 5.0
+
+PATIENCE = 2  # leases: for so long an answer is waited for, as the row may be held by somebody
 
 READ_ONLY = "25006"  # read_only_sql_transaction: a standby that has not been promoted yet
 
@@ -44,9 +49,10 @@ def until_answered(
     pause = FIRST_PAUSE
     # Repeating is the health check: CONN_HEALTH_CHECKS would cost each job a round trip more.
     connections[using].health_check_done = True  # type: ignore[attr-defined]
+    patience = Patience(PATIENCE * settings().LEASE)
     while True:
         try:
-            return work()
+            return _answer(work, using=using, patience=patience)
         except (DatabaseError, InterfaceError) as error:
             if not is_outage(error):
                 raise
@@ -57,3 +63,11 @@ def until_answered(
             connections[using].close()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _answer(work: Callable[[], T], *, using: str, patience: Patience) -> T:
+    connection = connections[using]
+    if connection.in_atomic_block:  # to give up would be to roll back what its owner has done
+        return work()
+    with bounded(connection, patience):
+        return work()
