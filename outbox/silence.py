@@ -80,7 +80,7 @@ def _impatient(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Outside a pool of Django's: there it would wait for what jobs have taken."""
     options = {name: value for name, value in settings["OPTIONS"].items() if name != "pool"}
     ours = max(SHORTEST_CONNECT, min(int(seconds), LONGEST_CONNECT))
-    theirs = int(options.get("connect_timeout") or 0)
+    theirs = int(float(options.get("connect_timeout") or 0))
     options["connect_timeout"] = min(theirs, ours) if theirs > 0 else ours
     return {**settings, "OPTIONS": options}
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Process]
 POOLS = ["prefork", "threads", "gevent"]
-LEASE = 6
+LEASE = 3
 
 
 @pytest.fixture
