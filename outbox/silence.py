@@ -69,12 +69,15 @@ def bounded(connection: BaseDatabaseWrapper, patience: Patience) -> Iterator[Non
     """
     connection.ensure_connection()
     native: Any = connection.connection
-    before = native.wait
+    before = vars(native).get("wait")  # of a thread whose every wait is bounded
     _watch(native, lambda: patience)
     try:
         yield
     finally:
-        native.wait = before
+        if before is None:
+            del native.wait  # the class's own again
+        else:
+            native.wait = before
 
 
 def _impatient(settings: dict[str, Any], seconds: float) -> dict[str, Any]:

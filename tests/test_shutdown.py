@@ -101,12 +101,15 @@ def test_a_cold_shutdown_gives_back_what_is_in_the_middle_of_a_query(
 def test_what_still_arrives_after_a_cold_shutdown_is_not_begun(
     start_worker: Start, notes: Path, until: Path
 ) -> None:
-    """Gevent's loop sits in a read that brings one more message; nobody would end that run."""
+    """Gevent's loop sits in a read that brings one more message; nobody would end that run.
+
+    Where the signal finds gevent in its hub, Celery 5.7 ends with an error before that read is over.
+    """
     old = start_worker("--pool=gevent")
     tasks.slow.delay(str(notes), str(until))
     begun(notes)
     old.signal(signal.SIGQUIT)
-    old.wait_for(lambda: "Cold shutdown" in old.tail(100), timeout=15, what="a cold shutdown")
+    wait_until(lambda: "Cold shutdown" in old.tail(100) or not old.alive)
     late = tasks.slow.delay(str(notes), str(until))
     old.wait(60)
     assert counted([late]) == {(0, 0, 0, 0)}
