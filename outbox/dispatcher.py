@@ -13,9 +13,10 @@ from typing import Any
 from celery import Celery
 from django.db import connections
 
-from outbox import maintenance
+from outbox import maintenance, silence
 from outbox.conf import settings
 from outbox.outage import LONGEST_PAUSE
+from outbox.silence import Patience
 
 logger = logging.getLogger("outbox")
 
@@ -28,6 +29,8 @@ class Dispatcher:
     def __init__(self, app: Celery, databases: Collection[str]) -> None:
         self.app, self.databases = app, databases
         self.stopped = threading.Event()
+        self._patience = Patience(silence.LONG)  # of what it is at
+        self._grown: dict[str, Patience] = {}  # of each database that was away
         self.last: dict[str, float] = {}
 
     def stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
@@ -37,6 +40,8 @@ class Dispatcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
         maintenance.know_tasks(self.app)
+        connections.close_all()  # the bound begins with a new one
+        silence.bound_all(lambda: self._patience)
         logger.info("outbox.dispatcher.ready every %g s", settings().DISPATCH_EVERY)
         while not self.stopped.is_set():
             pause = settings().DISPATCH_EVERY if self._round() else LONGEST_PAUSE
@@ -49,12 +54,14 @@ class Dispatcher:
         return all(answered)
 
     def _once(self, using: str) -> bool:
+        self._patience = self._grown.pop(using, Patience(silence.LONG))
         try:
             maintenance.dispatch(self.app, using=using)
             self._at_most("reconcile", using, settings().RECONCILE_EVERY, self._reconcile)
             self._at_most("prune", using, PRUNE_EVERY, maintenance.prune)
         except maintenance.AWAY as error:
             logger.warning("outbox.database.away while dispatching: %s", error)
+            self._grown[using] = self._patience
             connections[using].close()
             return False
         return True

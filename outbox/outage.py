@@ -9,10 +9,15 @@ from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
+from outbox.conf import settings
+from outbox.silence import Patience, bounded
+
 logger = logging.getLogger("outbox")
 
 FIRST_PAUSE = 0.1  # seconds, doubling
 LONGEST_PAUSE = 5.0
+
+PATIENCE = 2  # leases: for so long an answer is waited for, as the row may be held by somebody
 
 # What passes without anybody changing the statement (PostgreSQL's error codes).
 _PASSING = (
@@ -51,9 +56,10 @@ def until_answered(
     pause, renewed = FIRST_PAUSE, False
     # Repeating is the health check: CONN_HEALTH_CHECKS would cost each job a round trip more.
     connections[using].health_check_done = True  # type: ignore[attr-defined]
+    patience = Patience(PATIENCE * settings().LEASE)
     while True:
         try:
-            return work()
+            return _answer(work, using=using, patience=patience)
         except (DatabaseError, InterfaceError) as error:
             if connections[using].in_atomic_block or give_up():
                 raise
@@ -68,3 +74,11 @@ def until_answered(
             connections[using].close()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _answer(work: Callable[[], T], *, using: str, patience: Patience) -> T:
+    connection = connections[using]
+    if connection.in_atomic_block:  # to give up would be to roll back what its owner has done
+        return work()
+    with bounded(connection, patience):
+        return work()

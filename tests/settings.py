@@ -19,7 +19,7 @@ INSTALLED_APPS = [*INSTALLED_APPS, "tests"]
 
 OUTBOX: dict[str, Any] = {  # type: ignore[no-redef]
     "DATABASES": os.environ.get("TESTS_DATABASES", "default").split(","),
-    "LEASE": 2,
+    "LEASE": float(os.environ.get("TESTS_LEASE", "2")),
     "DISPATCH_EVERY": 0.2,
     "RECONCILE_EVERY": 1,
     "STRAND_GRACE": 1,

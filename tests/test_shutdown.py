@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from django.db import connection
 
 from outbox import maintenance
 from outbox.drill.processes import Process
@@ -96,17 +97,31 @@ def test_a_cold_shutdown_gives_back_what_is_in_the_middle_of_a_query(
     old.signal(signal.SIGQUIT)
     old.wait(60)
     assert counted(results) == {(1, 0, 0, 1)}
+    wait_until(nobody_sleeps)
+
+
+def nobody_sleeps() -> bool:
+    """End what goes on in the server after its client is gone."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE query = 'SELECT pg_sleep(60)'"
+        )
+        return not cursor.fetchone()[0]
 
 
 def test_what_still_arrives_after_a_cold_shutdown_is_not_begun(
     start_worker: Start, notes: Path, until: Path
 ) -> None:
-    """Gevent's loop sits in a read that brings one more message; nobody would end that run."""
+    """Gevent's loop sits in a read that brings one more message; nobody would end that run.
+
+    Where the signal finds gevent in its hub, Celery 5.7 ends with an error before that read ends.
+    """
     old = start_worker("--pool=gevent")
     tasks.slow.delay(str(notes), str(until))
     begun(notes)
     old.signal(signal.SIGQUIT)
-    old.wait_for(lambda: "Cold shutdown" in old.tail(100), timeout=15, what="a cold shutdown")
+    wait_until(lambda: "Cold shutdown" in old.tail(100) or not old.alive)
     late = tasks.slow.delay(str(notes), str(until))
     old.wait(60)
     assert counted([late]) == {(0, 0, 0, 0)}

@@ -13,7 +13,18 @@ TESTS = Path(__file__).parent
 
 # From the top down: a module may import those of its own layer and below, never above.
 LAYERS = [
-    {"states", "errors", "failpoints", "clock", "conf", "payload", "outage", "sql", "prepared"},
+    {
+        "states",
+        "errors",
+        "failpoints",
+        "clock",
+        "conf",
+        "payload",
+        "outage",
+        "silence",
+        "sql",
+        "prepared",
+    },
     {"models", "signals", "ticks"},
     {"events"},
     {"transitions"},

@@ -1,4 +1,4 @@
-"""A wire between the drilled processes and PostgreSQL that can swallow one reply and break.
+"""A wire to PostgreSQL that can swallow one reply and break, or fall silent.
 
 It knows as much of the protocol as that takes: which statement is run (by its text, or by the name
 under which its text was prepared) and where the server's reply to it ends.
@@ -10,8 +10,9 @@ import asyncio
 import struct
 import threading
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 ENCRYPTION = (80877103, 80877104)  # what is asked before the startup message: SSL, GSSAPI
 
@@ -26,6 +27,7 @@ class Proxy:
         self.port = 0
         self.swallowed: list[str] = []  # what the server had answered: its command's tag
         self._needle: bytes = b""
+        self._wires: set[_Wire] = set()
         self._loop = asyncio.new_event_loop()
 
     def swallow(self, needle: str) -> None:
@@ -34,6 +36,16 @@ class Proxy:
         Once the server has answered, and so has committed, both connections are cut.
         """
         self._needle = needle.encode()
+
+    def silence(self, startup: str = "") -> None:
+        """Nothing passes over the connections that there are any more, not even their end.
+
+        As when a firewall has forgotten them. New ones work.
+
+        :param startup: only those that have this in their startup message, as a database's name.
+        """
+        for wire in list(self._wires):
+            wire.silent = wire.silent or startup.encode() in wire.startup
 
     @property
     def armed(self) -> bool:
@@ -65,20 +77,17 @@ class Proxy:
         await asyncio.gather(*left, return_exceptions=True)
 
     async def _forward(self, reader: StreamReader, writer: StreamWriter) -> None:
-        with suppress(*_BROKEN):
+        # Its cancelling too: asyncio's streams log that as an error.
+        with suppress(*_BROKEN, asyncio.CancelledError):
             theirs, to_server = await asyncio.open_connection(*self.server)
             wire = _Wire(self, to_server=to_server, to_client=writer)
+            self._wires.add(wire)
             try:
                 await wire.start(reader, theirs)
-                both = [
-                    asyncio.create_task(wire.requests(reader)),
-                    asyncio.create_task(wire.replies(theirs)),
-                ]
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                for task in both:
-                    task.cancel()
-                await asyncio.gather(*both, return_exceptions=True)
+                await _first_of(wire.requests(reader), wire.replies(theirs))
+                await wire.pass_on()
             finally:
+                self._wires.discard(wire)
                 writer.close()
                 to_server.close()
 
@@ -97,20 +106,29 @@ class _Wire:
         self.proxy, self.to_server, self.to_client = proxy, to_server, to_client
         self.prepared: dict[bytes, bytes] = {}  # text by name
         self.swallowing = False
+        self.silent = False
+        self.startup = b""
 
     async def start(self, client: StreamReader, server: StreamReader) -> None:
         """What comes before the first message with a type: perhaps a refused encryption."""
         while True:
             head = await client.readexactly(8)
             length, code = struct.unpack("!II", head)
-            self.to_server.write(head + await client.readexactly(length - 8))
+            self.startup = await client.readexactly(length - 8)
+            self.to_server.write(head + self.startup)
             if code not in ENCRYPTION:
                 return
             self.to_client.write(await server.readexactly(1))
 
+    async def pass_on(self) -> None:
+        """Return, unless it is silent: then never."""
+        if self.silent:
+            await asyncio.Future()
+
     async def requests(self, client: StreamReader) -> None:
         while True:
             kind, body = await _message(client)
+            await self.pass_on()
             self.swallowing = self.swallowing or self._is_hit(kind, body)
             self.to_server.write(_bytes(kind, body))
             await self.to_server.drain()
@@ -119,6 +137,7 @@ class _Wire:
         tag = ""
         while True:
             kind, body = await _message(server)
+            await self.pass_on()
             if not self.swallowing:
                 self.to_client.write(_bytes(kind, body))
                 await self.to_client.drain()
@@ -136,6 +155,16 @@ class _Wire:
             name = body.split(b"\0")[1]
             return self.proxy.hits(self.prepared.get(name, b""))
         return kind == b"Q" and self.proxy.hits(body)
+
+
+async def _first_of(*both: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.create_task(one) for one in both]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _message(reader: StreamReader) -> tuple[bytes, bytes]:

@@ -26,6 +26,7 @@ from outbox.worker.ticker import Ticker
 
 logger = logging.getLogger("outbox")
 
+PATIENCE = 5.0  # seconds, at least: a statement may wait 2 for a row that somebody holds
 GRACE = 5.0  # seconds that a child has to heed SIGTERM at a cold shutdown
 
 
@@ -33,15 +34,14 @@ class Attendant(Rounds):
     """Ends the runs of dead children at once, each for itself: a row that is held waits alone."""
 
     def __init__(self, worker: Any, *, ticker: Ticker) -> None:
-        super().__init__("outbox-attendant")
+        super().__init__("outbox-attendant", patience=max(settings().LEASE / 3, PATIENCE))
         self.worker, self.ticker = worker, ticker
         self._killed: set[Run] = set()
 
-    def run(self) -> None:
+    def open(self) -> None:
         # Each database for itself: one that is away must not keep the others from their sweep.
         for using in settings().DATABASES:
             self.attempt(f"sweep {using}", partial(lease.sweep, using=using))
-        super().run()
 
     def is_needed(self) -> bool:
         return bool(runs.alive())

@@ -1,4 +1,4 @@
-"""The clerk: a thread of the worker's main process that keeps the leases of what the worker runs.
+"""The clerk: a thread in the worker's main process that keeps the leases of what the worker runs.
 
 It starts before the pool and stops after it. Whatever the database or the broker do, it goes on:
 a lease that it could not renew is renewed when the database is back.
@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import bootsteps
 from celery.signals import beat_init, worker_init
+from django.db import connections
 
 from outbox import contact, transitions, workers
 from outbox.conf import settings
@@ -22,30 +23,34 @@ from outbox.worker.rounds import LOOK_EVERY, Rounds
 from outbox.worker.runs import CalledOff, received, runs
 from outbox.worker.ticker import Ticker
 
+PATIENCE = 2.0  # seconds, at least: a server that is only busy is to be waited for
 PARTING = 7.0  # seconds that a worker waits for its clerk's last words: a database may hang
 
 
 class Clerk(Rounds):
-    """Renews, and says that the worker is alive; nothing else may hold it up."""
+    """Renews, and says that the worker is alive; nothing else may hold it up.
 
-    def __init__(self, worker: Any) -> None:
-        super().__init__("outbox-clerk")
-        self.worker = worker
+    One for each database: one that is away or silent costs no other its leases.
+    """
+
+    def __init__(self, worker: Any, using: str) -> None:
+        # A renewal over a new connection, a third of a lease after the one that nobody answered.
+        super().__init__(f"outbox-clerk {using}", patience=max(settings().LEASE / 3, PATIENCE))
+        self.worker, self.using = worker, using
 
     def is_needed(self) -> bool:
         """What runs on while the pool stops keeps its lease."""
         return bool(runs.alive())
 
     def look(self) -> None:
-        # Each database for itself: one that is away costs no other its leases.
-        for using in settings().DATABASES:
-            self.every(settings().LEASE / 3, f"renew {using}", partial(self._renew, using))
+        self.every(settings().LEASE / 3, f"renew {self.using}", self._renew)
 
     def close(self) -> None:
-        for using in settings().DATABASES:
-            self.attempt(f"sign off {using}", partial(workers.sign_off, using=using))
+        connections.close_all()  # an old one may be silent, and the worker does not wait long now
+        self.attempt(f"sign off {self.using}", partial(workers.sign_off, using=self.using))
 
-    def _renew(self, using: str) -> None:
+    def _renew(self) -> None:
+        using = self.using
         contact.leave_word(using=using)
         ids = {run.entry_id for run in runs.alive() if run.using == using}
         if ids:
@@ -64,8 +69,8 @@ class ClerkStep(bootsteps.StartStopStep):
         pools.note(parent.pool_cls)
         self.ticker = Ticker(parent.app)
         self.attendant = Attendant(parent, ticker=self.ticker)
-        self.clerk = Clerk(parent)
-        for thread in (self.clerk, self.attendant, self.ticker):
+        self.clerks = [Clerk(parent, using) for using in settings().DATABASES]
+        for thread in (*self.clerks, self.attendant, self.ticker):
             thread.start()
 
     def stop(self, parent: Any) -> None:
@@ -74,7 +79,7 @@ class ClerkStep(bootsteps.StartStopStep):
             if run.pid != os.getpid() and runs.verdict(run) is None:
                 runs.judge(run, CalledOff())  # it dies with this process, or by the clerk's hand
         # In this order: what the attendant gives back, the ticker publishes.
-        for thread in (self.attendant, self.clerk, self.ticker):
+        for thread in (self.attendant, *self.clerks, self.ticker):
             thread.stopped.set()
             while runs.alive() and thread.is_alive():
                 thread.join(timeout=LOOK_EVERY)

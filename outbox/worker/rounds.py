@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from django.db import connections
 
+from outbox import silence
+from outbox.silence import Patience
 from outbox.worker import forks
 
 logger = logging.getLogger("outbox")
@@ -23,19 +25,28 @@ T = TypeVar("T")
 class Rounds(threading.Thread):
     """Goes round until it is stopped, whatever the database or the broker do."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, patience: float) -> None:
+        """`patience`: seconds that it waits for the answer to a statement, at first."""
         super().__init__(name=name, daemon=True)
+        self._first = patience
+        self._patience = Patience(patience)  # of what it is at
+        self._grown: dict[str, Patience] = {}  # of what has failed
         self.stopped = threading.Event()
         self._due: dict[str, float] = {}  # monotonic
         self._turn = forks.turn()
 
     def run(self) -> None:
+        silence.bound_all(lambda: self._patience)
+        self.open()
         while not self.stopped.is_set() or self.is_needed():
             self.look()
             time.sleep(LOOK_EVERY)
         self.look()
         self.close()
         connections.close_all()
+
+    def open(self) -> None:
+        """The first thing that it does."""
 
     def look(self) -> None:
         """Do what is due now."""
@@ -69,10 +80,12 @@ class Rounds(threading.Thread):
 
     def attempt(self, name: str, work: Callable[[], T]) -> T | None:
         """Do `work` now. A thread that dies in silence would lose every lease: it never raises."""
+        self._patience = self._grown.pop(name, Patience(self._first))
         try:
             with self._turn:
                 return work()
         except Exception as error:
             logger.warning("outbox.clerk.failed %s: %s", name, error)
+            self._grown[name] = self._patience
             connections.close_all()
             return None

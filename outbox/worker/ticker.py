@@ -12,6 +12,7 @@ from typing import Any
 
 from outbox import maintenance, ticks
 from outbox.conf import settings
+from outbox.silence import LONG
 from outbox.worker.rounds import LOOK_EVERY, Rounds
 
 LATE = 3  # ticks that everybody else may miss
@@ -21,7 +22,7 @@ class Ticker(Rounds):
     """Dispatches what the clerk made due, and does dispatch and reconcile when they are late."""
 
     def __init__(self, app: Any) -> None:
-        super().__init__("outbox-ticker")
+        super().__init__("outbox-ticker", patience=LONG)
         self.app = app
         self._lock = threading.Lock()
         self._owed: list[tuple[float, str]] = []  # when (monotonic), and in which database
