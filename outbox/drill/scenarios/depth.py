@@ -26,7 +26,7 @@ TRICKLING = 4  # of which one runs at once
 LONG = 3 * TIMES["STRAND_GRACE"]  # more than the grace, a lease and a second look
 
 #: Reconcile's own, where a worker stands still: nothing but its dispatcher goes by them.
-QUICK = {"LEASE": 1, "STRAND_GRACE": 1, "RECONCILE_EVERY": 0.5}
+QUICK = {"LEASE": 1, "DISPATCH_EVERY": 0.3, "STRAND_GRACE": 1, "RECONCILE_EVERY": 0.5}
 STORMY = 2 * QUICK["STRAND_GRACE"] + QUICK["LEASE"]  # when a doubled grace would be over
 
 

@@ -21,7 +21,7 @@ from outbox.worker.ticker import LATE
 
 # Of the worker in `two_beats`, whose own ticker must not be first: it waits for three rounds. Its
 # tick's lease is two rounds long, which must do while a run stands still. Lease and grace follow.
-SLOW = {"LEASE": 4, "DISPATCH_EVERY": 2, "RECONCILE_EVERY": 4, "STRAND_GRACE": 4}
+SLOW = {"LEASE": 6, "DISPATCH_EVERY": 2, "RECONCILE_EVERY": 4, "STRAND_GRACE": 4}
 APART = "drill-apart"  # a queue that no worker consumes
 OLD = 2.0  # seconds: over age
 UNCONSUMED = "queue_without_consumer"
