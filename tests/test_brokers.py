@@ -18,7 +18,7 @@ from kombu.transport import virtual
 from kombu.transport.memory import Channel as MemoryChannel
 from redis.sentinel import SentinelConnectionPool
 
-from outbox.brokers import fallback, messages
+from outbox.brokers import fallback, messages, ping
 from outbox.brokers import redis as broker
 from outbox.brokers.connections import bounded
 from outbox.drill.processes import Process
@@ -194,6 +194,16 @@ def test_a_broker_that_hangs_is_given_up(settings: Any) -> None:
         app = app_with({}, url=f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
         with pytest.raises(BrokerUnavailable, match="does not answer"):
             looked(app, "celery")
+
+
+def test_of_a_list_of_brokers_the_next_is_taken_where_the_first_is_down(
+    servers: Servers, valkey: redis.Redis
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        down = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+    app = app_with({}, url=f"{down};{servers.valkey.url}")
+    assert ping.why_unreachable(app) == ""
+    assert looked(app, "celery") == (set(), set())
 
 
 # --- Sentinel -----------------------------------------------------------------------------------

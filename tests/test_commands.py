@@ -157,7 +157,7 @@ def test_reconcile_without_a_broker_is_one_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(app.conf, "broker_write_url", url)
     _, error = refused("outbox_reconcile")
     assert error.startswith("The broker does not answer: ")
-    assert error.endswith("Nothing was repaired.")
+    assert error.endswith("Lost messages were not looked for.")
     assert "\n" not in error
 
 

@@ -387,6 +387,44 @@ def test_a_result_that_is_stored_meanwhile_is_not_overwritten(second: psycopg.Co
     assert told(entry).state == "SUCCESS"
 
 
+def test_a_parked_entry_of_which_nothing_is_stored_is_told_as_uncertain() -> None:
+    """Its worker was killed, and Celery has stored nothing."""
+    entry = make_entry(State.UNCERTAIN)
+    assert look().mismatched == 1
+    assert told(entry).state == "UNCERTAIN"
+    assert not told(entry).ready()
+    assert look().mismatched == 0
+
+
+def test_a_dry_run_counts_each_entry_once() -> None:
+    entry = ended(State.CANCELLED)
+    store(entry, "SUCCESS")
+    assert (look(dry=True).mismatched, look().mismatched) == (1, 1)
+
+
+def test_who_inserts_a_result_and_does_not_commit_is_waited_for_no_longer_than_the_patience(
+    second: psycopg.Connection,
+) -> None:
+    held, other = ended(State.CANCELLED), ended(State.CANCELLED)
+    with second.transaction():
+        columns = ", ".join(_REQUIRED)
+        values = ", ".join(["%s"] * len(_REQUIRED))
+        insert = f"INSERT INTO django_celery_results_taskresult ({columns}) VALUES ({values})"
+        second.execute(insert, [str(held.pk), *list(_REQUIRED.values())[1:]])
+        assert look().mismatched == 1
+        assert told(other).state == "REVOKED"
+
+
+_REQUIRED = {
+    "task_id": None,
+    "status": "STARTED",
+    "content_type": "application/json",
+    "content_encoding": "utf-8",
+    "date_created": "now",
+    "date_done": "now",
+}
+
+
 def test_a_worker_that_is_storing_now_is_not_waited_for(second: psycopg.Connection) -> None:
     entry = ended(State.FAILED)
     store(entry, "STARTED", {})

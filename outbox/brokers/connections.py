@@ -12,7 +12,9 @@ from outbox.conf import settings
 def bounded(app: Celery) -> Any:
     """A new `kombu.Connection`, every step of which is bounded. The caller closes it."""
     timeout = settings().PUBLISH_TIMEOUT
-    options: dict[str, Any] = {"max_retries": 0}  # kombu's own come after pauses of seconds
+    # Each URL of a failover list once: kombu's further rounds come after pauses of seconds.
+    urls = app.connection_for_write().alt or [""]
+    options: dict[str, Any] = {"max_retries": len(urls) - 1}
     if is_redis(app):
         bounds = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
         options |= bounds

@@ -50,7 +50,9 @@ def _see(this: Pass, found: strays.Strays, messages: redis.Messages, unseen: set
 
 
 def _repair(this: Pass, unseen: set[bytes], *, orphaned: set[bytes]) -> dict[str, int]:
-    missing = sum(strands.mark(this, _among(this, chunk)) for chunk in _chunks(unseen))
+    # Not told as missing: what a worker took a moment ago it has not said yet that it holds.
+    _mark(this, orphaned)
+    missing = _mark(this, unseen - orphaned)
     back = {one for page in published.ids(this, marked=True) for one in page if one not in unseen}
     taken_back = sum(strands.unmark(this, _among(this, chunk)) for chunk in _chunks(back))
     # Where somebody holds a row that was seen again, its mark is still there.
@@ -63,6 +65,14 @@ def _repair(this: Pass, unseen: set[bytes], *, orphaned: set[bytes]) -> dict[str
         "stranded": strands.strand(this, lost, after=strands.between_looks(), reason=_LOST),
         "orphaned": strands.strand(this, stuck, after=strands.whole_lease(), reason=_ORPHANED),
     }
+
+
+def _mark(this: Pass, packed: set[bytes]) -> int:
+    marked = 0
+    for chunk in _chunks(packed):
+        marked += strands.mark(this, _among(this, chunk))
+        this.renew()
+    return marked
 
 
 def _among(this: Pass, packed: Iterable[bytes]) -> EntryQuerySet:

@@ -12,12 +12,14 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router, transaction
 
+from outbox import transitions
 from outbox.lifecycle.reconcile import told
 from outbox.models import OutboxEntry
 
 logger = logging.getLogger("outbox")
 
 _APP = "django_celery_results"
+_LOCKED = "55P03"  # lock_not_available
 
 
 def why_not_compared(app: Celery) -> str:
@@ -66,10 +68,12 @@ def correct(app: Celery, entry: OutboxEntry, *, stored: str | None, using: str) 
     this moment waits for the lock, and what it stores comes after. What it stored before is seen.
     """
     try:
-        with transaction.atomic(using=alias()):
+        with transitions.short_of_patience(using=alias()):
             return _correct(app, entry, stored=stored, using=using)
-    except DatabaseError:
-        raise
+    except DatabaseError as error:
+        if getattr(error.__cause__, "sqlstate", None) != _LOCKED:
+            raise
+        return False  # somebody holds it: another pass will see
     except Exception as error:  # a value that the backend cannot encode: the others go on
         logger.warning("outbox.result.uncorrected entry_id=%s: %s", entry.pk, error)
         return False

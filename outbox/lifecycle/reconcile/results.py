@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from celery import states
 from django.db import DatabaseError
@@ -24,7 +25,7 @@ from outbox.lifecycle.publish import EXTERNAL
 from outbox.lifecycle.reconcile import result_store, told
 from outbox.lifecycle.reconcile.findings import Pass
 from outbox.models import EntryQuerySet, OutboxEntry
-from outbox.states import FINAL
+from outbox.states import FINAL, State
 
 CHUNK = 1_000  # rows a read
 MOST = 100  # reads of each window in one pass; the next one goes on from there
@@ -58,32 +59,38 @@ def _compare(this: Pass) -> int:
     since = ticks.compared_until(using=this.using) or this.began - FIRST
     until = this.began - MOMENT
     overlap = timedelta(seconds=max(60, 2 * settings().RECONCILE_EVERY))
-    corrected, reached = 0, until - overlap
+    corrected, reached, seen = 0, until - overlap, set[UUID]()
     for window in (_ended, _requeued, _written):
         chunks = window(this, since, until)
-        done, at = _correct_all(this, chunks, left=settings().REPAIRS_PER_PASS - corrected)
+        left = settings().REPAIRS_PER_PASS - corrected
+        done, at = _correct_all(this, chunks, seen, left=left)
         corrected, reached = corrected + done, min(reached, at or reached)
     if not this.dry and reached > since:
         ticks.note_compared(reached, using=this.using)
-    return corrected + _correct(this, _uncertain(this))
+    waiting = {entry.pk: entry for entry in (*_parked(this), *_uncertain(this))}
+    return corrected + _correct(this, list(waiting.values()), seen)
 
 
 Chunk = tuple[Sequence[OutboxEntry], datetime]  # and the time of the last one
 
 
-def _correct_all(this: Pass, chunks: Iterator[Chunk], *, left: int) -> tuple[int, datetime | None]:
+def _correct_all(
+    this: Pass, chunks: Iterator[Chunk], seen: set[UUID], *, left: int
+) -> tuple[int, datetime | None]:
     """How many were corrected, and up to when; None: the window was looked through."""
     corrected = 0
     for number, (entries, at) in enumerate(chunks, start=1):
-        corrected += _correct(this, entries)
+        corrected += _correct(this, entries, seen)
         this.renew()
         if corrected >= left or number >= MOST:
             return corrected, at
     return corrected, None
 
 
-def _correct(this: Pass, entries: Sequence[OutboxEntry]) -> int:
-    wrong = list(_wrong(this, entries))
+def _correct(this: Pass, entries: Sequence[OutboxEntry], seen: set[UUID]) -> int:
+    """How many of these were wrong; `seen` are those that an earlier window had as well."""
+    wrong = [each for each in _wrong(this, entries) if each.entry.pk not in seen]
+    seen.update(each.entry.pk for each in wrong)
     if this.dry:
         return len(wrong)
     return sum(
@@ -103,7 +110,7 @@ def _wrong(this: Pass, entries: Sequence[OutboxEntry]) -> Iterator[Wrong]:
 def _differs(this: Pass, entry: OutboxEntry, stored: str | None) -> bool:
     should = told.state(entry)
     if stored is None:
-        return entry.is_final and _is_kept(this, entry)
+        return (entry.is_final or should == told.UNCERTAIN) and _is_kept(this, entry)
     # While it is open Celery's own words are good enough, but for an end that there was not.
     ends = states.READY_STATES | {told.UNCERTAIN}
     return stored != should and (entry.is_final or stored in ends or should == told.UNCERTAIN)
@@ -118,7 +125,7 @@ def _is_ours(this: Pass, entry: Any) -> bool:
 def _is_kept(this: Pass, entry: Any) -> bool:
     """Whether Celery would have stored its result, and would still have it."""
     expires = this.app.backend.expires
-    if expires and entry.finished_at < this.began - timedelta(seconds=expires):
+    if expires and entry.is_final and entry.finished_at < this.began - timedelta(seconds=expires):
         return False
     task = this.app.tasks.get(entry.task)
     if entry.ignored is None and task is None:  # nobody here knows, and plain SQL did not say
@@ -150,6 +157,12 @@ def _requeued(this: Pass, since: datetime, until: datetime) -> Iterator[Chunk]:
 def _written(this: Pass, since: datetime, until: datetime) -> Iterator[Chunk]:
     rows = result_store.rows().only("task_id", "date_done")
     return _window(rows, "date_done", since, until, lambda found: _of_results(this, found))
+
+
+def _parked(this: Pass) -> Sequence[OutboxEntry]:
+    """Those that wait for a person: few, and perhaps no run of them has ever stored a result."""
+    rows = _entries(this).filter(status=State.UNCERTAIN).order_by("pk")
+    return list(rows[: settings().REPAIRS_PER_PASS])
 
 
 def _uncertain(this: Pass) -> Sequence[OutboxEntry]:

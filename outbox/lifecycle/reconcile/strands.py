@@ -14,7 +14,7 @@ from functools import partial
 from uuid import UUID
 
 from django.db.models import DurationField, ExpressionWrapper, F, FloatField, Value
-from django.db.models.functions import Least, Now, Power
+from django.db.models.functions import Least, Power
 
 from outbox import transitions
 from outbox.conf import settings
@@ -60,8 +60,9 @@ def unmark(this: Pass, rows: EntryQuerySet) -> int:
 
 
 def strand(this: Pass, rows: EntryQuerySet, *, after: timedelta, reason: str) -> int:
-    """Owe again those of `rows` that have been missing for so long; how many."""
-    confirmed = rows.filter(missing_since__lt=Now() - after)
+    """Owe again those of `rows` that were missing so long before this pass; how many."""
+    # Before this pass began: what it has marked itself, however long it took, is one look.
+    confirmed = rows.filter(missing_since__lt=Value(this.began) - Value(after))
     note = Note("reconcile", reason)
     return repair.each(confirmed, partial(transitions.strand, note=note), dry=this.dry)
 

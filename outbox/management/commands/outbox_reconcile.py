@@ -9,7 +9,6 @@ from celery import current_app
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from outbox import maintenance
-from outbox.brokers import ping
 from outbox.management.databases import aliases_of, reachable
 from outbox.ticks import Found
 
@@ -37,29 +36,37 @@ class Command(BaseCommand):
     def handle(self, *, format: str, database: str | None, **options: Any) -> None:
         aliases = aliases_of(database)
         reachable(aliases)
-        if why := ping.why_unreachable(current_app):
-            raise CommandError(f"The broker does not answer: {why} Nothing was repaired.")
         maintenance.know_tasks(current_app)
         dry, remove = options["dry_run"], options["remove_resurrected"]
+        left: list[str] = []
         for using in aliases:
             found = _reconcile(using, dry=dry, remove=remove)
             said = {"database": using, "dry_run": dry, **found}
             self.stdout.write(json.dumps(said) if format == "json" else _words(found, dry=dry))
+            if found["broker"]:
+                left.append(f"{found['broker']} Lost messages were not looked for.")
+        if left:
+            raise CommandError(left[0])
 
 
 def _reconcile(using: str, *, dry: bool, remove: bool) -> Found:
-    if dry:
-        found: Found | None = maintenance.would_reconcile(current_app, using=using, remove=remove)
-    else:
-        found = maintenance.reconcile(current_app, using=using, anew=True, remove=remove)
+    app = current_app
+    try:
+        if dry:
+            found: Found | None = maintenance.would_reconcile(app, using=using, remove=remove)
+        else:
+            found = maintenance.reconcile(app, using=using, anew=True, remove=remove)
+    except maintenance.AWAY as error:
+        reason = " ".join(str(error).split())
+        raise CommandError(
+            f"The database {using!r} went away: {reason}. What was repaired stays so; run it again."
+        ) from error
     if found is None:
-        raise CommandError("Another process is reconciling at this moment; nothing done.")
-    if found["broker"]:
-        raise CommandError(f"{found['broker']} Lost messages were not looked for.")
+        raise CommandError("Another process is reconciling at this moment; run it again.")
     return found
 
 
 def _words(found: Found, *, dry: bool) -> str:
     counts = ", ".join(f"{name} {count}" for name, count in found.items() if name not in _TEXTS)
-    said = [found[name] for name in _TEXTS if found[name]]
+    said = [found[name] for name in _TEXTS if found[name] and name != "broker"]
     return "\n".join([f"Nothing was changed. It would be: {counts}" if dry else counts, *said])
