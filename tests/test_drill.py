@@ -23,12 +23,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 
-from outbox.drill.environment import at_database
+from outbox.conf import settings as outbox_settings
+from outbox.drill.environment import TIMES, at_database
 from outbox.drill.facts import Facts, Obligation
 from outbox.drill.fleet import Death
 from outbox.drill.proxy import Proxy
 from outbox.drill.record import Job
-from outbox.drill.scenarios import POINTS
+from outbox.drill.scenarios import POINTS, depth, enqueuing, ticks
 from outbox.drill.scenarios.point import Given, texts
 from outbox.drill.subject import Effect, Kind, Placed
 from tests.waiting import wait_until, wait_until_gone
@@ -214,6 +215,12 @@ def outcome_of(point: Any) -> Outcome:
 
 def test_every_point_has_an_outcome_that_is_pinned() -> None:
     assert list(OUTCOMES) == NAMES
+
+
+@pytest.mark.parametrize("given", [depth.QUICK, enqueuing.NO_TICKER, ticks.SLOW, {}])
+def test_the_settings_that_points_give_can_work(settings: Any, given: dict[str, float]) -> None:
+    settings.OUTBOX = {**TIMES, **given}
+    assert {**TIMES, **given}["LEASE"] == outbox_settings().LEASE
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -27,7 +27,7 @@ BEHIND = 4
 
 #: A worker with these publishes for no dispatcher that is late, so that what is seen is the
 #: dispatcher's own doing.
-NO_TICKER = {"DISPATCH_EVERY": 600, "LEASE": 1200, "STRAND_GRACE": 1200}
+NO_TICKER = {"DISPATCH_EVERY": 600, "LEASE": 1800, "STRAND_GRACE": 1200}
 _INSERT = """
 INSERT INTO celery_outbox_entry (id, task, args, options, available_at)
 VALUES (%s, %s, %s, %s, STATEMENT_TIMESTAMP() - interval '1 hour')
