@@ -41,10 +41,14 @@ class Command(BaseCommand):
             raise CommandError(f"The broker does not answer: {why} Nothing was repaired.")
         maintenance.know_tasks(current_app)
         dry, remove = options["dry_run"], options["remove_resurrected"]
+        failed: list[str] = []
         for using in aliases:
             found = _reconcile(using, dry=dry, remove=remove)
             said = {"database": using, "dry_run": dry, **found}
             self.stdout.write(json.dumps(said) if format == "json" else _words(found, dry=dry))
+            failed += [found["failed"]] if found["failed"] else []
+        if failed:
+            raise CommandError(f"A part of the pass failed: {'; '.join(failed)}")
 
 
 def _reconcile(using: str, *, dry: bool, remove: bool) -> Found:
@@ -60,6 +64,6 @@ def _reconcile(using: str, *, dry: bool, remove: bool) -> Found:
 
 
 def _words(found: Found, *, dry: bool) -> str:
-    counts = ", ".join(f"{name} {count}" for name, count in found.items() if name not in _TEXTS)
+    counts = ", ".join(f"{name} {count}" for name, count in found.items() if isinstance(count, int))
     said = [found[name] for name in _TEXTS if found[name]]
     return "\n".join([f"Nothing was changed. It would be: {counts}" if dry else counts, *said])
