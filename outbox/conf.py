@@ -55,7 +55,7 @@ _MAPPINGS = {"RETENTION", "OWNERS"}
 # Names that are fixed, for what is to come: silence would promise what is not there.
 _RESERVED = ("CODEC", "HEARTBEAT_FILE", "LISTEN_DSN")
 _COLLECTIONS = {"REDACT", "DATABASES"}
-_RANGE = f"greater than 0 and at most {LARGEST:,}"
+RANGE = f"greater than 0 and at most {LARGEST:,}"
 _POSITIVE = {name for name in KEYS if isinstance(KEYS[name].default, int | float)} - {"PAUSED"}
 
 
@@ -104,9 +104,9 @@ def _check_retention(value: Mapping[Any, Any]) -> None:
         if state not in _retention():
             known = ", ".join(_retention())
             raise ConfigurationError(f"OUTBOX['RETENTION'] has {state!r}: it takes {known}.")
-        if not _in_range(seconds, int | float):
+        if not in_range(seconds, int | float):
             raise ConfigurationError(
-                f"OUTBOX['RETENTION'][{state!r}] cannot be {seconds!r}: it takes seconds, {_RANGE}."
+                f"OUTBOX['RETENTION'][{state!r}] cannot be {seconds!r}: it takes seconds, {RANGE}."
             )
 
 
@@ -127,14 +127,15 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 
-def _in_range(value: Any, kind: Any) -> bool:
+def in_range(value: Any, kind: Any) -> bool:
+    """Whether it is a number of that kind, of a setting's or a task's option, that can be used."""
     # NaN compares as False, and infinity is too large.
     return isinstance(value, kind) and not isinstance(value, bool) and 0 < value <= LARGEST
 
 
 def _fits(name: str, value: Any) -> bool:
     if name in _POSITIVE:
-        return _in_range(value, int if KEYS[name].type == "int" else int | float)
+        return in_range(value, int if KEYS[name].type == "int" else int | float)
     if name in _MAPPINGS:
         return isinstance(value, Mapping)
     if name in _COLLECTIONS:
@@ -145,7 +146,7 @@ def _fits(name: str, value: Any) -> bool:
 def _expected(name: str) -> str:
     if name in _POSITIVE:
         whole = "a whole number" if KEYS[name].type == "int" else "a number"
-        return f"it takes {whole} {_RANGE}"
+        return f"it takes {whole} {RANGE}"
     if name in _MAPPINGS:
         return "it takes a dict"
     if name in _COLLECTIONS:

@@ -15,6 +15,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.lifecycle import lease, publish
 from outbox.lifecycle import prune as pruning
 from outbox.lifecycle import reconcile as reconciling
+from outbox.outage import is_outage, part
 from outbox.ticks import Found, Renew
 
 logger = logging.getLogger("outbox")
@@ -34,11 +35,15 @@ def dispatch(app: Celery, *, batches: int | None = None, using: str) -> Found:
 
 
 def _dispatch(app: Celery, batches: int | None, *, using: str) -> Found:
-    swept = lease.sweep(using=using)
+    swept = part("sweep", lambda: lease.sweep(using=using), using=using)
     if settings().PAUSED:
         return {**swept, "paused": True}
+
+    def publishing() -> Found:
+        return {"published": publish.dispatch(app, batches=batches, using=using)}
+
     try:
-        return {**swept, "published": publish.dispatch(app, batches=batches, using=using)}
+        return {**swept, "published": 0, **part("publish", publishing, using=using)}
     except BrokerUnavailable as error:
         return {**swept, "published": 0, "broker": str(error)}
 
@@ -85,14 +90,18 @@ def everywhere(work: Callable[[str], object]) -> None:
     """Do `work` in each database that has an outbox: one that is away keeps no other waiting.
 
     Raises:
-        DatabaseError, InterfaceError: what the last one that was away said, after all the others.
+        DatabaseError, InterfaceError: what the last one that was away said, after all the others;
+            or a mistake that kept a tick from being recorded.
     """
     away: Exception | None = None
     for using in settings().DATABASES:
         try:
             work(using)
         except AWAY as error:
-            logger.warning("outbox.database.away in a tick of %s: %s", using, error)
+            if is_outage(error):
+                logger.warning("outbox.database.away in a tick of %s: %s", using, error)
+            else:
+                logger.error("outbox.tick.failed in %s: %s: %s", using, type(error).__name__, error)
             connections[using].close()
             away = error
     if away is not None:
@@ -108,6 +117,10 @@ def prune(*, using: str) -> Found | None:
     """Delete what is past its retention. None: another process is at it."""
 
     def work(renew: Renew) -> Found:
-        return {"pruned": pruning.prune(using=using, renew=renew)}
+        return {"pruned": 0, **part("prune", lambda: _prune(using, renew), using=using)}
 
     return ticks.run_alone(ticks.PRUNE, work, lease=_PRUNE_LEASE, using=using)
+
+
+def _prune(using: str, renew: Renew) -> dict[str, int]:
+    return {"pruned": pruning.prune(using=using, renew=renew)}

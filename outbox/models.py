@@ -6,14 +6,16 @@ has a database default, so that plain SQL can produce.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import DurationField, F, Q
+from django.db.models import DurationField, F, Q, Value
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
+from outbox.conf import LARGEST
 from outbox.payload import PayloadField
 from outbox.states import FINAL, OPEN, WAITING, State
 
@@ -24,11 +26,21 @@ _FINAL = sorted(FINAL)
 _OPEN = sorted(OPEN)
 _WAITING = sorted(WAITING)
 
-# The task's own `over_age`, in seconds, which enqueue wrote into the options. Raw: the ORM has no
-# cast from jsonb text to an interval.
-OWN_OVER_AGE = RawSQL(
-    "(options ->> 'over_age')::float8 * interval '1 second'", (), output_field=DurationField()
-)
+# Seconds in the options, which enqueue wrote there, or anybody's plain SQL: null where they are no
+# number that can be used. A cast that fails would fail the look at all rows, so it is reached
+# only within CASE, whose condition compares jsonb: that never fails. A microsecond is the least
+# that an interval can be; much less would fail as a float8. Raw: the ORM has no such cast.
+_OWN_SECONDS = f"""
+CASE WHEN jsonb_typeof(options -> '{{0}}') = 'number'
+      AND options -> '{{0}}' >= '0.000001'::jsonb AND options -> '{{0}}' <= '{LARGEST}'::jsonb
+     THEN (options ->> '{{0}}')::float8 * interval '1 second' END
+"""
+
+
+def own_seconds(option: str, default: float) -> Coalesce:
+    """The task's own `option`, as a span, or else `default`, in seconds."""
+    own = RawSQL(_OWN_SECONDS.format(option), (), output_field=DurationField())
+    return Coalesce(own, Value(timedelta(seconds=default)), output_field=DurationField())
 
 
 class EntryQuerySet(models.QuerySet["OutboxEntry"]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
@@ -38,6 +38,36 @@ def is_outage(error: Exception) -> bool:
     if isinstance(error, OperationalError | InterfaceError):
         return True
     return getattr(error.__cause__, "sqlstate", None) in _PASSING
+
+
+def part(what: str, work: Callable[[], Mapping[str, Any]], *, using: str) -> Mapping[str, Any]:
+    """What this part of a tick found; of one that met a mistake, `failed` and why.
+
+    A statement that fails at every repetition must keep neither the other parts from their work
+    nor the tick from being recorded.
+
+    Raises:
+        DatabaseError, InterfaceError: the database is away.
+    """
+    try:
+        return work()
+    except DatabaseError as error:
+        return {"failed": note_mistake(error, what=what, using=using)}
+
+
+def note_mistake(error: DatabaseError, *, what: str, using: str) -> str:
+    """Log what is no outage, and leave its connection, which may be the reason; in a sentence.
+
+    Raises:
+        DatabaseError: it is an outage.
+    """
+    if is_outage(error):
+        raise error
+    why = f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
+    logger.error("outbox.tick.failed in %s: %s", using, why)
+    if not connections[using].in_atomic_block:
+        connections[using].close()
+    return why
 
 
 def until_answered(

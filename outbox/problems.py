@@ -31,6 +31,7 @@ def of(found: Standing, *, app: Celery) -> Iterator[Problem]:
     """The problems, the ones that stop everything first. Asks whether the broker answers."""
     yield from _paused(found.queues)
     yield from _late_ticks(found)
+    yield from _failed_ticks(found)
     yield from _lapsed(found.sum("lapsed"))
     yield from _unconsumed(found)
     yield from _over_age(found.sum("over_age"))
@@ -68,6 +69,16 @@ def _late_ticks(found: Standing) -> Iterator[Problem]:
         if late is None or late > max(LATE_AFTER * pause, _SHORTEST):
             when = "has never run" if late is None else f"ran {span(late)} ago"
             yield Problem(f"{name}_late", f"The {name} tick {when}. {advice[name]}")
+
+
+def _failed_ticks(found: Standing) -> Iterator[Problem]:
+    for name, tick in found.ticks.items():
+        if why := tick.findings.get("failed"):
+            yield Problem(
+                "tick_failed",
+                f"A part of the last {name} tick failed, and does so each time until somebody "
+                f"mends it: {why}",
+            )
 
 
 def _lapsed(count: int) -> Iterator[Problem]:

@@ -13,12 +13,11 @@ from typing import Any
 
 from django.db import connections
 from django.db.models import Count, Min, Q, Value
-from django.db.models.functions import Coalesce
 
 from outbox import ticks
 from outbox.conf import settings
 from outbox.lifecycle.publish import EXTERNAL
-from outbox.models import OWN_OVER_AGE, OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker
+from outbox.models import OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker, own_seconds
 from outbox.states import FINAL, OPEN, State
 
 LOOKED_AT = 100_000  # ended entries of a state
@@ -68,7 +67,7 @@ def read(*, using: str) -> Standing:
 
 def _open(at: datetime, *, using: str) -> list[dict[str, Any]]:
     due = Q(status=State.PENDING, available_at__lte=at)
-    own = Coalesce(OWN_OVER_AGE, Value(timedelta(seconds=settings().OVER_AGE)))
+    own = own_seconds("over_age", settings().OVER_AGE)
     lease = timedelta(seconds=settings().LEASE)
     rows = OutboxEntry.objects.using(using).filter(status__in=OPEN).values("queue", "status")
     found = rows.annotate(

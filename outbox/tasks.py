@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -12,7 +12,7 @@ from celery import Celery, shared_task
 from celery.contrib.django.task import DjangoTask
 from celery.result import AsyncResult
 
-from outbox.conf import settings
+from outbox.conf import RANGE, in_range, settings
 from outbox.errors import ConfigurationError, MisuseError
 from outbox.lifecycle import cancel, run
 from outbox.lifecycle import effect as ledger
@@ -26,6 +26,12 @@ _CHOICES = {
     "payload": ("database", "message"),
     "unknown_delivery": ("drop", "adopt"),
     "consumer": ("celery", "external"),
+}
+_NUMBERS: Mapping[str, Any] = {
+    "max_crashes": int,
+    "retry_deadline": int | float,
+    "retention": int | float,
+    "over_age": int | float,
 }
 
 
@@ -76,8 +82,8 @@ class OutboxTask(DjangoTask):
         """Refuse, when the task is registered, what could not work.
 
         Raises:
-            ConfigurationError: an option outside its choices, a `__call__` that does not call
-                `super()`, or `worker_deduplicate_successful_tasks`.
+            ConfigurationError: an option outside its choices, or that is no usable number; a
+                `__call__` that does not call `super()`; `worker_deduplicate_successful_tasks`.
         """
         super().on_bound(app)
         for option, choices in _CHOICES.items():
@@ -86,6 +92,7 @@ class OutboxTask(DjangoTask):
                     f"{cls.name}: {option} cannot be {getattr(cls, option)!r}; it takes "
                     f"{' or '.join(map(repr, choices))}."
                 )
+        _check_numbers(cls)
         _check_call(cls)
         if app.conf.worker_deduplicate_successful_tasks:
             raise ConfigurationError(
@@ -244,6 +251,16 @@ class OutboxTask(DjangoTask):
         when = options.get("eta") or options.get("countdown") or 0
         current.again = Again(when_to_run(when, self), changes, checked=True)
         return self.AsyncResult(str(claim.id))
+
+
+def _check_numbers(cls: type[OutboxTask]) -> None:
+    for option, kind in _NUMBERS.items():
+        value = getattr(cls, option)
+        if value is not None and not in_range(value, kind):
+            number = "a whole number" if kind is int else "a number of seconds,"
+            raise ConfigurationError(
+                f"{cls.name}: {option} cannot be {value!r}; it takes {number} {RANGE}."
+            )
 
 
 def _check_call(cls: type[OutboxTask]) -> None:

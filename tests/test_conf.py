@@ -1,6 +1,7 @@
 """The OUTBOX setting, the system checks, and what is refused when a task is registered."""
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,29 @@ def test_a_task_option_outside_its_choices_is_refused_at_registration(
     app = Celery("refusing", set_as_current=False)
     with pytest.raises(ConfigurationError, match=words):
         app.task(body, shared=False, base=OutboxTask, name="bad", lazy=False, **options)
+
+
+NUMBERS = ["over_age", "retention", "retry_deadline", "max_crashes"]
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+@pytest.mark.parametrize(
+    "value", ["10m", "600", True, 0, -1, 1e300, float("nan"), float("inf"), timedelta(minutes=1)]
+)
+def test_a_task_option_that_is_no_usable_number_is_refused_at_registration(
+    option: str, value: Any
+) -> None:
+    app = Celery("refusing", set_as_current=False)
+    with pytest.raises(ConfigurationError, match=f"bad: {option} cannot be .* number.* greater"):
+        app.task(body, shared=False, base=OutboxTask, name="bad", lazy=False, **{option: value})
+
+
+def test_a_part_of_a_crash_is_refused_and_a_part_of_a_second_is_taken() -> None:
+    app = Celery("refusing", set_as_current=False)
+    usable = {"over_age": 0.5, "retention": 10**9, "retry_deadline": 2.5, "max_crashes": 1}
+    app.task(body, shared=False, base=OutboxTask, name="good", lazy=False, **usable)
+    with pytest.raises(ConfigurationError, match="a whole number"):
+        app.task(body, shared=False, base=OutboxTask, name="bad", lazy=False, max_crashes=2.5)
 
 
 def test_a_call_that_does_not_call_super_is_refused_at_registration() -> None:

@@ -10,7 +10,8 @@ from django.core import mail
 from django.db import connection
 
 import outbox
-from outbox import transitions
+from outbox import standing, transitions
+from outbox.lifecycle import prune
 from outbox.lifecycle.reconcile import Findings, over_age, reconcile
 from outbox.lifecycle.reconcile.findings import Pass
 from outbox.models import OutboxEntry, OutboxWorker
@@ -70,6 +71,42 @@ def test_a_tasks_own_over_age_goes_before_the_setting(
 ) -> None:
     make_entry(due_at=due_at, options={"over_age": own}, **OLD)
     assert look().over_age == count
+
+
+ODD = ["abc", {}, [], True, None, "NaN", "600", 0, -5, 1e308, 1e300, 1e-320]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_an_over_age_that_is_no_number_counts_as_not_set(odd: Any) -> None:
+    """Anybody's plain SQL may have written it: it must not stop the look at all the others."""
+    make_entry(due_at=ago(seconds=-60), options={"over_age": odd}, **OLD)
+    make_entry(due_at=ago(hours=1), options={"over_age": odd}, **OLD)
+    assert standing.read(using="default").sum("over_age") == 1
+    assert look(dry=True).over_age == 1
+    assert look().over_age == 1
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_a_retention_that_is_no_number_counts_as_not_set(odd: Any) -> None:
+    make_entry(State.SUCCEEDED, finished_at=ago(days=8), options={"retention": odd})
+    kept = make_entry(State.FAILED, finished_at=ago(days=8), options={"retention": odd})
+    gone = make_entry(State.FAILED, finished_at=ago(days=8), options={"retention": 60})
+    assert prune.prune(using="default") == 2
+    left = set(OutboxEntry.objects.values_list("pk", flat=True))
+    assert kept.pk in left
+    assert gone.pk not in left
+
+
+@pytest.mark.parametrize("odd", [*ODD, 2.5], ids=str)
+def test_a_max_crashes_that_is_no_whole_number_counts_as_not_set(odd: Any) -> None:
+    entry = make_entry(State.FAILED, options={"max_crashes": odd})
+    assert outbox.requeue(entry.pk, actor="user:ann")
+    assert reread(entry).crash_limit == 3  # the setting's
+
+
+def test_options_that_are_no_object_set_no_over_age() -> None:
+    make_entry(due_at=ago(hours=1), options=["over_age"], **OLD)
+    assert look().over_age == 1
 
 
 def test_a_thousand_old_entries_are_one_message_for_each_owner_and_task() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox import transitions
-from outbox.conf import default_database, settings
+from outbox.conf import default_database, in_range, settings
 from outbox.events import Note
 from outbox.lifecycle.cancel import as_id, cancel
 from outbox.models import OutboxEntry
@@ -21,8 +21,14 @@ def requeue(entry_id: UUID | str, *, actor: str, reason: str = "", using: str = 
     found = OutboxEntry.objects.using(using).filter(pk=as_id(entry_id)).only("options").first()
     if found is None:
         return False
-    budget = found.options.get("max_crashes", settings().MAX_CRASHES)
+    budget = _crash_budget(found.options)
     return transitions.requeue(found.pk, note=Note(actor, reason), crash_budget=budget, using=using)
+
+
+def _crash_budget(options: Any) -> int:
+    """The task's own, where that is a number: anybody's plain SQL may have written the row."""
+    own: Any = options.get("max_crashes") if isinstance(options, dict) else None
+    return int(own) if in_range(own, int) else settings().MAX_CRASHES
 
 
 def resolve(

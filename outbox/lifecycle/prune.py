@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from django.db.models import DurationField
-from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from outbox import transitions
 from outbox.conf import DAY, settings
-from outbox.models import EntryQuerySet, OutboxEntry, OutboxWorker
-from outbox.states import FINAL
+from outbox.models import EntryQuerySet, OutboxEntry, OutboxWorker, own_seconds
 from outbox.ticks import Renew
-
-# The task's own `retention`, in seconds, which enqueue wrote into the options. Raw: the ORM has
-# no cast from jsonb text to an interval.
-_OWN_RETENTION = RawSQL(
-    "(options ->> 'retention')::float8 * interval '1 second'", (), output_field=DurationField()
-)
 
 
 def prune(*, using: str, renew: Renew = lambda: None) -> int:
     """Delete the final entries whose retention is past; how many."""
-    rows = OutboxEntry.objects.using(using)
-    own = rows.filter(options__has_key="retention")
-    done = _delete(own.filter(status__in=FINAL, finished_at__lt=Now() - _OWN_RETENTION), renew)
+    done = 0
     for status, seconds in settings().RETENTION.items():
-        past = rows.filter(status=status, finished_at__lt=Now() - timedelta(seconds=seconds))
+        ended = OutboxEntry.objects.using(using).filter(status=status)
+        kept_for = own_seconds("retention", seconds)
+        own = ended.filter(options__has_key="retention", finished_at__lt=Now() - kept_for)
+        done += _delete(own, renew)
+        past = ended.filter(finished_at__lt=Now() - timedelta(seconds=seconds))
         done += _delete(past.exclude(options__has_key="retention"), renew)
     _forget_workers(using=using)
     return done

@@ -5,7 +5,7 @@ What the database says, what the broker really holds, and what Celery's result s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import Celery
@@ -14,6 +14,7 @@ from django.db import connections
 from outbox.lifecycle import lease
 from outbox.lifecycle.reconcile import broker, over_age, results
 from outbox.lifecycle.reconcile.findings import Findings, Pass
+from outbox.outage import part
 
 __all__ = ["Findings", "reconcile"]
 
@@ -32,12 +33,19 @@ def reconcile(
     steps, so that whoever runs it can keep its lease.
     """
     this = Pass(app=app, using=using, began=_now(using), dry=dry, remove=remove, renew=renew)
-    found: dict[str, Any] = {**lease.sweep(using=using, dry=dry)}
-    found |= broker.compare(this)
-    renew()
-    found |= results.compare(this)
-    renew()
-    return Findings(**found, over_age=over_age.tell(this))
+    parts: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+        "sweep": lambda: lease.sweep(using=using, dry=dry),
+        "broker": lambda: broker.compare(this),
+        "results": lambda: results.compare(this),
+        "over age": lambda: {"over_age": over_age.tell(this)},
+    }
+    found: dict[str, Any] = {}
+    failed = []
+    for name, work in parts.items():
+        found |= part(name, work, using=using)
+        failed += [found.pop("failed")] if "failed" in found else []
+        renew()
+    return Findings(**found, failed="; ".join(failed))
 
 
 def _now(using: str) -> Any:

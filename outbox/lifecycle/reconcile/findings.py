@@ -41,3 +41,4 @@ class Findings:
     broker: str = ""  # why it could not be looked at
     unlisted: str = ""  # what was done instead, where the broker cannot be listed
     results: str = ""  # why results were not compared
+    failed: str = ""  # which parts of it met a mistake, and which

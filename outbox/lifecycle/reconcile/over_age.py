@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from outbox import transitions, workers
 from outbox.conf import settings
 from outbox.lifecycle.reconcile.findings import Pass
-from outbox.models import OWN_OVER_AGE, EntryQuerySet, OutboxEntry
+from outbox.models import EntryQuerySet, OutboxEntry, own_seconds
 from outbox.transitions import TELL_OWNER
 
 TOLD = 10_000  # entries of which owners are told in one pass: few messages, whatever the number
@@ -29,10 +29,11 @@ def _newly(this: Pass) -> Iterator[EntryQuerySet]:
     rows = OutboxEntry.objects.using(this.using).unfinished().filter(over_age_at__isnull=True)
     # That word of an old one is old itself is no news to its owner.
     rows = rows.exclude(task=TELL_OWNER)
-    limit = timedelta(seconds=settings().OVER_AGE)
-    yield rows.filter(due_at__lt=Now() - limit).exclude(options__has_key="over_age")
+    limit = settings().OVER_AGE
+    old = rows.filter(due_at__lt=Now() - timedelta(seconds=limit))
+    yield old.exclude(options__has_key="over_age")
     own = rows.filter(options__has_key="over_age", due_at__lt=Now())
-    yield own.filter(due_at__lt=Now() - OWN_OVER_AGE)
+    yield own.filter(due_at__lt=Now() - own_seconds("over_age", limit))
 
 
 def _queue(this: Pass) -> str:

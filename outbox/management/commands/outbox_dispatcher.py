@@ -29,4 +29,6 @@ class Command(BaseCommand):
             found = maintenance.dispatch(current_app, using=using)
             if "broker" in found:
                 raise CommandError(f"{found['broker']} The entries stay pending; nothing is lost.")
+            if "failed" in found:
+                raise CommandError(f"A part of the pass failed: {found['failed']}")
             self.stdout.write(", ".join(f"{name} {count}" for name, count in found.items()))

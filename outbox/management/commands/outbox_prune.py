@@ -24,4 +24,6 @@ class Command(BaseCommand):
             found = maintenance.prune(using=using)
             if found is None:
                 raise CommandError("Another process is pruning at this moment; nothing done.")
+            if "failed" in found:
+                raise CommandError(f"Nothing more was deleted: {found['failed']}")
             self.stdout.write(f"{counted(found['pruned'], 'entry', 'entries')} deleted")

@@ -12,8 +12,8 @@ from outbox import maintenance
 from outbox.management.databases import aliases_of, reachable
 from outbox.ticks import Found
 
-# What a pass may have to say beside its counts.
-_TEXTS = ("broker", "unlisted", "results")
+# What a pass may have to say beside its counts and what fails the command.
+_TEXTS = ("unlisted", "results")
 
 
 class Command(BaseCommand):
@@ -45,8 +45,10 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(said) if format == "json" else _words(found, dry=dry))
             if found["broker"]:
                 left.append(f"{found['broker']} Lost messages were not looked for.")
+            if found["failed"]:
+                left.append(f"A part of the pass failed: {found['failed']}")
         if left:
-            raise CommandError(left[0])
+            raise CommandError(" ".join(left))
 
 
 def _reconcile(using: str, *, dry: bool, remove: bool) -> Found:
@@ -67,6 +69,6 @@ def _reconcile(using: str, *, dry: bool, remove: bool) -> Found:
 
 
 def _words(found: Found, *, dry: bool) -> str:
-    counts = ", ".join(f"{name} {count}" for name, count in found.items() if name not in _TEXTS)
-    said = [found[name] for name in _TEXTS if found[name] and name != "broker"]
+    counts = ", ".join(f"{name} {count}" for name, count in found.items() if isinstance(count, int))
+    said = [found[name] for name in _TEXTS if found[name]]
     return "\n".join([f"Nothing was changed. It would be: {counts}" if dry else counts, *said])

@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError
 
 from outbox import standing, status
 from outbox.management.databases import aliases_of, reachable
+from outbox.outage import is_outage
 from outbox.states import FINAL, State
 from outbox.status import Status
 from outbox.words import counted, span
@@ -47,7 +48,8 @@ def _read(using: str) -> Status:
         return status.read(current_app, using=using)
     except (DatabaseError, InterfaceError) as error:
         reason = " ".join(str(error).split())
-        raise CommandError(f"The database {using!r} did not answer: {reason}") from error
+        what = "did not answer" if is_outage(error) else "refused the question"
+        raise CommandError(f"The database {using!r} {what}: {reason}") from error
 
 
 def _lines(using: str, seen: Status) -> Iterator[str]:
