@@ -14,7 +14,7 @@ from outbox.management.databases import aliases_of, reachable
 from outbox.ticks import Found
 
 # What a pass may have to say beside its counts.
-_TEXTS = ("broker", "unlisted", "results")
+_TEXTS = ("broker", "skipped", "unlisted", "results")
 
 
 class Command(BaseCommand):
