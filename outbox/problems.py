@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from celery import Celery
 
@@ -37,6 +38,7 @@ def of(found: Standing, *, app: Celery) -> Iterator[Problem]:
     yield from _over_age(found.sum("over_age"))
     yield from _waiting(found.sum("entries", State.UNCERTAIN))
     yield from _failed(found.ended["lately"])
+    yield from _unread(found.ticks[ticks.RECONCILE].findings)
     yield from _broker(app)
 
 
@@ -135,6 +137,16 @@ def _failed(count: int) -> Iterator[Problem]:
             "failed_lately",
             f"{counted(count, 'entry', 'entries')} failed for good in the last hour. The error "
             "is in the admin; retry there or with manage.py outbox_requeue ID.",
+        )
+
+
+def _unread(findings: Mapping[str, Any]) -> Iterator[Problem]:
+    """Of the broker, or of some queues, by the last pass."""
+    if why := findings.get("broker") or findings.get("skipped"):
+        yield Problem(
+            "broker_unread",
+            f"{why} The last reconcile tick could not look for lost messages there: see the "
+            "broker's ACL, and what else uses that key.",
         )
 
 

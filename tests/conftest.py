@@ -54,6 +54,7 @@ def second(transactional_db: None) -> Iterator[psycopg.Connection]:
 def _forget() -> None:
     """One test's broken broker or paused queue must not keep the next one's messages back."""
     sender.close_breaker()
+    sender.forget_refusals()
     publish.forget_paused_queues()
 
 

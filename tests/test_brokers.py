@@ -100,6 +100,25 @@ def test_what_kombu_has_sent_and_taken_is_seen_whatever_its_keys(
         client.flushdb()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_queue_that_the_user_may_not_touch_keeps_no_other_back(valkey: redis.Redis) -> None:
+    allowed = ["~celery*", "~unacked*", "~_kombu*", "&*", "+@all"]
+    valkey.execute_command("ACL", "SETUSER", "narrow", "on", ">word", "resetkeys", *allowed)
+    address = APP.conf.broker_url.rpartition("@")[2].removeprefix("redis://")
+    app = app_with({}, url=f"redis://narrow:word@{address}")
+    try:
+        bad, good = make_entry(State.PENDING, queue="secret"), make_entry(State.PENDING)
+        assert publish.dispatch(app, using="default") == 1
+        assert (reread(bad).status, reread(good).status) == (State.PENDING, State.PUBLISHED)
+        long_ago(good)
+        valkey.delete("celery")
+        seen = look(app)
+        assert (seen.missing, seen.broker) == (1, "")
+        assert "the queue secret" in seen.skipped
+    finally:
+        valkey.execute_command("ACL", "DELUSER", "narrow")
+
+
 def test_looking_changes_nothing(valkey: redis.Redis) -> None:
     app = app_with({})
     send(app, "celery")

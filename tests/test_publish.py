@@ -21,7 +21,7 @@ from outbox.lifecycle import publish
 from outbox.models import OutboxEntry, OutboxQueue, OutboxTick
 from outbox.states import State
 from tests import tasks
-from tests.factories import AHEAD, PAST, at, in_reach_for_long, make_entry, reread
+from tests.factories import AHEAD, PAST, ago, at, in_reach_for_long, make_entry, reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -284,6 +284,102 @@ def test_after_an_outage_the_same_connection_publishes_again(servers: Servers) -
     OutboxEntry.objects.filter(pk=waiting.pk).update(publish_after=at(PAST))
     assert dispatch() == 1
     assert reread(waiting).status == State.PUBLISHED
+
+
+REFUSED = "cachekey"  # a queue whose name is a string's key: WRONGTYPE
+
+
+def refused_and_good(valkey: redis.Redis, *, good: int) -> tuple[OutboxEntry, list[OutboxEntry]]:
+    valkey.set(REFUSED, "something else")
+    first = [make_entry(State.PENDING, queue=f"q{number % 2}") for number in range(good // 2)]
+    bad = make_entry(State.PENDING, queue=REFUSED)
+    rest = [make_entry(State.PENDING, queue=f"q{number % 2}") for number in range(good // 2)]
+    return bad, first + rest
+
+
+def dispatch_all_again() -> int:
+    OutboxEntry.objects.filter(status=State.PENDING).update(publish_after=at(PAST))
+    return dispatch()
+
+
+def test_a_queue_that_the_broker_refuses_fails_alone(valkey: redis.Redis) -> None:
+    bad, good = refused_and_good(valkey, good=20)
+    assert dispatch() == 20
+    assert {(reread(one).status, reread(one).publishes) for one in good} == {(State.PUBLISHED, 1)}
+    assert (reread(bad).status, reread(bad).publishes) == (State.PENDING, 0)
+    at_first = valkey.llen("q0") + valkey.llen("q1")
+    assert at_first <= 20 + 2  # one more for each list, to find out which is refused
+    assert dispatch_all_again() == 0
+    more = [make_entry(State.PENDING, queue="q0") for _ in range(5)]
+    assert dispatch_all_again() == 5
+    assert {reread(one).status for one in more} == {State.PUBLISHED}
+    assert valkey.llen("q0") + valkey.llen("q1") == at_first + 5  # known now: nothing is repeated
+
+
+def test_a_refused_queue_is_named_in_the_log_without_its_message_and_closes_nothing(
+    valkey: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused_and_good(valkey, good=2)
+    dispatch()
+    (said,) = [r.getMessage() for r in caplog.records if "publish.refused" in r.getMessage()]
+    assert said.startswith(f"outbox.publish.refused queue={REFUSED} priority=0: WRONGTYPE")
+    assert "headers" not in said
+    make_entry(State.PENDING)
+    assert dispatch() == 1  # the breaker is open to the others
+
+
+def test_what_is_refused_is_tried_again_after_a_growing_pause(valkey: redis.Redis) -> None:
+    bad, _ = refused_and_good(valkey, good=0)
+    pauses = []
+    for waited in (0, 60, 120, 7200):
+        due = {"available_at": ago(seconds=waited), "publish_after": at(PAST)}
+        OutboxEntry.objects.filter(pk=bad.pk).update(**due)
+        dispatch()
+        assert dispatch() == 0
+        pauses.append((reread(bad).publish_after - at()).total_seconds())
+    assert pauses == [pytest.approx(seconds, abs=5) for seconds in (1, 60, 120, 600)]
+
+
+def test_a_queue_that_is_no_longer_refused_is_published_to(valkey: redis.Redis) -> None:
+    bad, _ = refused_and_good(valkey, good=2)
+    dispatch()
+    valkey.delete(REFUSED)
+    assert dispatch_all_again() == 1
+    assert (reread(bad).status, valkey.llen(REFUSED)) == (State.PUBLISHED, 1)
+
+
+def test_on_commit_a_refused_queue_keeps_no_other_back(
+    valkey: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    valkey.set(REFUSED, "something else")
+    with transaction.atomic():
+        bad = tasks.add.apply_async((1, 2), queue=REFUSED)
+        good = tasks.add.apply_async((1, 2), queue="q")
+    assert OutboxEntry.objects.get(pk=good.id).status == State.PUBLISHED
+    assert OutboxEntry.objects.get(pk=bad.id).status == State.PENDING
+    assert f"outbox.publish.refused queue={REFUSED}" in caplog.text
+
+
+def test_where_messages_are_sent_one_by_one_a_refused_one_fails_alone_as_well(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "_can_batch", lambda producer: False)
+    bad, good = refused_and_good(valkey, good=4)
+    assert dispatch() == 4
+    assert {reread(one).status for one in good} == {State.PUBLISHED}
+    assert reread(bad).status == State.PENDING
+    assert valkey.llen("q0") + valkey.llen("q1") == 4
+
+
+def test_a_broker_whose_memory_is_full_refuses_no_single_queue(valkey: redis.Redis) -> None:
+    entry = make_entry(State.PENDING)
+    valkey.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(BrokerUnavailable, match="did not take"):
+            dispatch()
+    finally:
+        valkey.config_set("maxmemory", 0)
+    assert reread(entry).publish_after == entry.publish_after
 
 
 def test_a_paused_queue_is_not_published_to_on_commit_either(valkey: redis.Redis) -> None:

@@ -309,3 +309,21 @@ def test_what_is_too_late_to_start_fails_and_says_why(
     after = reread(entry)
     assert after.status == State.FAILED
     assert words in after.error
+
+
+def test_a_queue_that_the_broker_refuses_to_list_hides_no_other(valkey: redis.Redis) -> None:
+    hidden = published(queue="cachekey")
+    lost = published(queue="other")
+    marked = published(queue="cachekey")
+    waiting = make_entry(State.PENDING, queue="cachekey", available_at=at(PAST))
+    OutboxEntry.objects.filter(pk=marked.pk).update(missing_since=at(PAST))
+    valkey.flushdb()
+    valkey.set("cachekey", "something else")
+    seen = look()
+    assert (seen.missing, seen.stranded, seen.adopted, seen.broker) == (1, 0, 0, "")
+    assert seen.skipped.startswith("The broker refuses to list the queue cachekey: WRONGTYPE")
+    assert reread(lost).missing_since is not None
+    assert reread(hidden).missing_since is None
+    assert (reread(marked).status, reread(waiting).status) == (State.PUBLISHED, State.PENDING)
+    OutboxEntry.objects.filter(pk=lost.pk).update(missing_since=at(PAST))
+    assert look().stranded == 1

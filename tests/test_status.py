@@ -273,6 +273,16 @@ def test_what_is_paused_is_named_with_who_paused_it(settings: Settings) -> None:
     assert "mail was paused by user:ada" in shown()[0]
 
 
+@pytest.mark.usefixtures("_ticking")
+@pytest.mark.parametrize("finding", ["broker", "skipped"])
+def test_what_the_last_pass_could_not_read_of_the_broker_is_a_problem(finding: str) -> None:
+    OutboxTick.objects.filter(name="reconcile").update(findings={finding: "It said WRONGTYPE."})
+    assert codes() == ["broker_unread"]
+    assert "It said WRONGTYPE." in shown()[0]
+    OutboxTick.objects.filter(name="reconcile").update(findings={finding: ""})
+    assert codes() == []
+
+
 @pytest.fixture(params=["refused", "silent"])
 def dead_broker(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a broker that is not there, or takes connections and says nothing."""

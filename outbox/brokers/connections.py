@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
+from redis.exceptions import NoPermissionError, ResponseError
 
 from outbox.conf import settings
 
@@ -33,3 +34,16 @@ def sentence(error: BaseException) -> str:
     """An error of any transport, as the end of a sentence."""
     reason = error.__cause__ or error  # kombu's own words for a pipeline hide the reason
     return " ".join(str(reason).split()).rstrip(".") or type(reason).__name__
+
+
+def refusal(error: BaseException) -> str:
+    """Why the server refuses one key, and no other; empty: it is not that.
+
+    The key is of another type, or the user may not touch it. Other answers, such as that memory is
+    full or a replica read-only, concern every key.
+    """
+    reason = error.__cause__ or error
+    # redis-py puts the command before the server's words: of a message, nothing for a log.
+    words = sentence(reason).rpartition("of pipeline caused error: ")[2]
+    keyed = isinstance(reason, NoPermissionError) or words.startswith("WRONGTYPE")
+    return words if isinstance(reason, ResponseError) and keyed else ""

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 from kombu.exceptions import OperationalError
-from redis import Redis, RedisError
+from redis import Redis, RedisError, ResponseError
 
-from outbox.brokers.connections import bounded, sentence
+from outbox.brokers.connections import bounded, refusal, sentence
 from outbox.errors import BrokerUnavailable
 
 # One read, which the broker's other clients wait for: at most so many messages, and about so many
@@ -34,6 +34,7 @@ class Look(NamedTuple):
 
     channel: Any
     client: Any
+    refused: dict[str, str]  # the queues that the server would not list, and why
 
 
 class Messages(NamedTuple):
@@ -58,17 +59,25 @@ def looking(app: Celery) -> Iterator[Look]:
     try:
         with bounded(app) as connection, connection.default_channel as channel:
             # Not the channel's client: that prefixes the keys of kombu's own commands only.
-            yield Look(channel, Redis(connection_pool=channel.pool))
+            yield Look(channel, Redis(connection_pool=channel.pool), {})
     except (RedisError, OSError, OperationalError) as error:
         raise BrokerUnavailable(f"The broker does not answer: {sentence(error)}.") from error
 
 
 def lists(look: Look, queues: Iterable[str]) -> Iterator[Messages]:
-    """What waits in every priority list of the queues, from the head, some at a time."""
+    """What waits in every priority list of the queues, from the head, some at a time.
+
+    A queue that the server refuses is noted in the look, and the others are read.
+    """
     for queue in queues:
         for key in _keys(look.channel, queue):
-            for raws in _list(look.client, key):
-                yield Messages(queue, key, raws)
+            try:
+                yield from (Messages(queue, key, raws) for raws in _list(look.client, key))
+            except ResponseError as error:
+                if not (why := refusal(error)):
+                    raise
+                look.refused[queue] = why
+                break
 
 
 def unacked(look: Look) -> Iterator[Sequence[bytes]]:

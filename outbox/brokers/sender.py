@@ -11,21 +11,26 @@ from typing import Any
 from celery import Celery
 from kombu.pools import ProducerPool
 
-from outbox.brokers.connections import bounded, sentence
+from outbox.brokers.connections import bounded, refusal, sentence
 from outbox.conf import settings
 from outbox.errors import BrokerUnavailable
 
 POOL_SIZE = 10
 PIPELINE = 500  # messages: one reply is awaited for so many
 
+Messages = Sequence[Mapping[str, Any]]  # arguments of `kombu.Producer.publish`
+Where = tuple[str, int]  # a queue and a priority: one list of Redis
+
 _pools: dict[tuple[int, int], ProducerPool] = {}
 _closed_until = 0.0
+_suspects: set[Where] = set()  # were refused when they were last sent to
 
 
-def send(app: Celery, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Publish `messages` (arguments of `kombu.Producer.publish`) in as few round trips as can be.
+def send(app: Celery, messages: Messages) -> Mapping[Where, str]:
+    """Publish `messages` in as few round trips as can be. What was refused, and why.
 
-    Bounded by `PUBLISH_TIMEOUT`. After a failure some of them may have landed all the same.
+    Bounded by `PUBLISH_TIMEOUT`. After a failure some of them may have landed all the same; of
+    what was refused none has, and all the rest.
 
     Raises:
         BrokerUnavailable: it did not take them, or failed less than `BREAKER` seconds ago.
@@ -34,15 +39,59 @@ def send(app: Celery, messages: Sequence[Mapping[str, Any]]) -> None:
     if time.monotonic() < _closed_until:
         raise BrokerUnavailable("The broker failed a moment ago and is left alone for now.")
     try:
-        with _producer(app) as producer, _batch(producer, len(messages)):
-            for message in messages:
-                _declare(app, producer, message["routing_key"])
-                producer.publish(**message, retry=False)
+        with _producer(app) as producer:
+            refused: dict[Where, str] = {}
+            for some in _apart(messages, size=PIPELINE if _can_batch(producer) else 1):
+                refused |= _flush(app, producer, some)
     # Rendering is done: whatever is raised in here, the broker did not confirm the batch.
     except Exception as error:
         _closed_until = time.monotonic() + settings().BREAKER
         _drop_pool(app)
         raise BrokerUnavailable(f"The broker did not take a batch: {sentence(error)}.") from error
+    _suspects.difference_update(map(where, messages) if _suspects else ())
+    _suspects.update(refused)
+    return refused
+
+
+def where(message: Mapping[str, Any]) -> Where:
+    """The list that it goes to."""
+    return message["routing_key"], message["priority"]
+
+
+def _apart(messages: Messages, *, size: int) -> Iterator[Messages]:
+    """At most `size` at once, and each list that was refused lately by itself."""
+    parts: dict[Where | None, list[Mapping[str, Any]]] = {None: []}
+    for message in messages:
+        suspect = where(message) if _suspects and where(message) in _suspects else None
+        parts.setdefault(suspect, []).append(message)
+    for part in parts.values():
+        for start in range(0, len(part), size):
+            yield part[start : start + size]
+
+
+def _flush(app: Celery, producer: Any, messages: Messages) -> Mapping[Where, str]:
+    """Publish these in one round trip. What was refused, and why."""
+    try:
+        with _batch(producer, len(messages)):
+            for message in messages:
+                _declare(app, producer, message["routing_key"])
+                producer.publish(**message, retry=False)
+    except Exception as error:
+        if not (why := refusal(error)):
+            raise
+        return _find(app, producer, messages, why=why)
+    return {}
+
+
+def _find(app: Celery, producer: Any, messages: Messages, *, why: str) -> Mapping[Where, str]:
+    """Which lists of a pipeline were refused: kombu tells of the first error only."""
+    one_each = {where(message): message for message in messages}
+    if len(one_each) == 1:
+        return dict.fromkeys(one_each, why)
+    # The server answered each command, so what it did not refuse has landed. One message is
+    # repeated for each list; from now on the refused ones are sent to apart.
+    answers = (_flush(app, producer, [message]) for message in one_each.values())
+    return {list_: words for answer in answers for list_, words in answer.items()}
 
 
 def close_breaker() -> None:
@@ -51,11 +100,20 @@ def close_breaker() -> None:
     _closed_until = 0.0
 
 
+def forget_refusals() -> None:
+    """Take every list for one that the broker accepts."""
+    _suspects.clear()
+
+
 def _batch(producer: Any, size: int) -> AbstractContextManager[Any]:
     # kombu before 5.7, other transports, and Redis options that replay writes: one by one.
-    if getattr(producer, "supports_batch_publish", False):
-        return producer.batch(min(max(size, 1), PIPELINE))  # type: ignore[no-any-return]
+    if _can_batch(producer):
+        return producer.batch(size)  # type: ignore[no-any-return]
     return nullcontext()
+
+
+def _can_batch(producer: Any) -> bool:
+    return bool(getattr(producer, "supports_batch_publish", False))
 
 
 def _declare(app: Celery, producer: Any, queue: str) -> None:

@@ -9,6 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import count
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,7 +20,7 @@ from celery.utils.saferepr import saferepr
 from django.db import DatabaseError, connections, transaction
 
 from outbox import payload, prepared, sql, transitions
-from outbox.brokers.sender import send
+from outbox.brokers.sender import send, where
 from outbox.conf import default_database, settings
 from outbox.errors import BrokerUnavailable
 from outbox.events import Note
@@ -66,14 +67,15 @@ def dispatch(app: Celery, *, batches: int | None = None, using: str) -> int:
     """
     size, done = settings().BATCH_SIZE, 0
     for _ in count() if batches is None else range(batches):
-        read = _batch(app, size=size, using=using)
-        done += read
+        read, refused = _batch(app, size=size, using=using)
+        done += read - refused
         if read < size:
             break
     return done
 
 
-def _batch(app: Celery, *, size: int, using: str) -> int:
+def _batch(app: Celery, *, size: int, using: str) -> tuple[int, int]:
+    """How many were due, and how many of these the broker refused."""
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             idle = round(1000 * (settings().PUBLISH_TIMEOUT + _IDLE))
@@ -81,9 +83,8 @@ def _batch(app: Celery, *, size: int, using: str) -> int:
         with prepared.cursor(using) as cursor:
             cursor.execute(sql.DUE, {"limit": size})
             rows = cursor.fetchall()
-        if rows:
-            _publish_locked(app, rows, using=using)
-    return len(rows)
+        refused = _publish_locked(app, rows, using=using) if rows else 0
+    return len(rows), refused
 
 
 def _from_row(row: Sequence[Any]) -> Delivery:
@@ -92,7 +93,7 @@ def _from_row(row: Sequence[Any]) -> Delivery:
     return delivery._replace(options=options)
 
 
-def _publish_locked(app: Celery, rows: Sequence[Sequence[Any]], *, using: str) -> None:
+def _publish_locked(app: Celery, rows: Sequence[Sequence[Any]], *, using: str) -> int:
     messages: list[dict[str, Any]] = []
     sent: list[Delivery] = []
     for row in rows:
@@ -102,13 +103,31 @@ def _publish_locked(app: Celery, rows: Sequence[Sequence[Any]], *, using: str) -
             sent.append(delivery)
         except Exception as error:  # it fails alone: the rows behind it go on
             _reject(row[0], error, using=using)
-    send(app, messages)
+    refused = _send(app, sent, messages)
     reach(Failpoint.FLUSHED)
     _tell_celery(sent, messages)
     ours = [(item.id, item.version) for item in sent if not _is_external(item)]
     transitions.publish(ours, using=using)
     for delivery in filter(_is_external, sent):
         transitions.hand_off(OutboxEntry.objects.using(using).get(pk=delivery.id))
+    if refused:
+        least = timedelta(seconds=settings().DISPATCH_EVERY)
+        transitions.postpone([item.id for item in refused], least=least, using=using)
+    return len(refused)
+
+
+def _send(
+    app: Celery, deliveries: list[Delivery], messages: list[dict[str, Any]]
+) -> Sequence[Delivery]:
+    """Send them. Whose list the broker refused is taken out of both, and returned."""
+    if not (lists := send(app, messages)):
+        return ()
+    for (queue, priority), why in lists.items():
+        logger.warning("outbox.publish.refused queue=%s priority=%s: %s", queue, priority, why)
+    refused = [item for item in deliveries if (item.queue, item.priority) in lists]
+    deliveries[:] = [item for item in deliveries if (item.queue, item.priority) not in lists]
+    messages[:] = [message for message in messages if where(message) not in lists]
+    return refused
 
 
 def _reject(entry_id: UUID, error: Exception, *, using: str) -> None:
@@ -159,7 +178,7 @@ def publish_committed(app: Celery, deliveries: Sequence[Delivery], *, using: str
         paused = paused_queues(using)
         ours = [item for item in deliveries if not _is_external(item) and item.queue not in paused]
         messages = [render(delivery, using=using) for delivery in ours]
-        send(app, messages)
+        _send(app, ours, messages)
         reach(Failpoint.FLUSHED)
         _tell_celery(ours, messages)
         transitions.publish([(item.id, item.version) for item in ours], using=using)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -10,8 +10,8 @@ from operator import attrgetter
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import F
-from django.db.models.functions import Now
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Value
+from django.db.models.functions import Greatest, Least, Now
 
 from outbox.events import Note
 from outbox.models import EntryQuerySet, OutboxEntry
@@ -31,6 +31,7 @@ from outbox.transitions.moves import (
 )
 
 LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
+LONGEST_PAUSE = timedelta(minutes=10)  # between two tries of what the broker refuses
 
 
 @contextmanager
@@ -112,6 +113,18 @@ def mark_missing(rows: EntryQuerySet, *, missing: bool, limit: int) -> int:
     with recovering(unlike.only("pk"), limit=limit) as held:
         found = unlike.filter(pk__in=[entry.pk for entry in held])
         return found.update(missing_since=Now() if missing else None)
+
+
+def postpone(ids: Sequence[UUID], *, least: timedelta, using: str) -> int:
+    """Leave pending entries, which the caller has locked, for as long again as they have waited.
+
+    For `least` at first, so the pause doubles; for ten minutes at most.
+    """
+    waited = ExpressionWrapper(Now() - F("available_at"), output_field=DurationField())
+    pause = Least(Greatest(waited, Value(least)), Value(LONGEST_PAUSE))
+    after = ExpressionWrapper(Now() + pause, output_field=DateTimeField())
+    rows = OutboxEntry.objects.using(using).filter(pk__in=ids, status=State.PENDING)
+    return rows.update(publish_after=after)
 
 
 def adopt(rows: EntryQuerySet, *, limit: int) -> int:

@@ -39,6 +39,7 @@ class Findings:
     over_age: int = 0  # newly over age: their owners are told
     queued: int = 0  # messages that were looked at in the queues
     broker: str = ""  # why it could not be looked at
+    skipped: str = ""  # which queues it refused to list, and why
     unlisted: str = ""  # what was done instead, where the broker cannot be listed
     results: str = ""  # why results were not compared
     failed: str = ""  # which parts of it met a mistake, and which

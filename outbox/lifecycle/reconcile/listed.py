@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -34,7 +34,9 @@ def compare(this: Pass) -> dict[str, Any]:
         strays.remove(this, found, look)
     unseen -= workers.held_by_the_living(using=this.using)
     reach(Failpoint.FOUND)
-    return {**found.counts(), **_repair(this, unseen, orphaned=unseen & taken)}
+    refused = look.refused
+    repaired = _repair(this, unseen, orphaned=unseen & taken, unread=refused)
+    return {**found.counts(), **repaired, "skipped": _skipped(refused)}
 
 
 def _see(this: Pass, found: strays.Strays, messages: redis.Messages, unseen: set[bytes]) -> None:
@@ -49,15 +51,23 @@ def _see(this: Pass, found: strays.Strays, messages: redis.Messages, unseen: set
     this.renew()
 
 
-def _repair(this: Pass, unseen: set[bytes], *, orphaned: set[bytes]) -> dict[str, int]:
+def _skipped(refused: Mapping[str, str]) -> str:
+    each = refused.items()
+    return " ".join(f"The broker refuses to list the queue {name}: {why}." for name, why in each)
+
+
+def _repair(
+    this: Pass, unseen: set[bytes], *, orphaned: set[bytes], unread: Collection[str]
+) -> dict[str, int]:
+    """Nothing is repaired in the queues `unread`: what was not seen there may be there."""
     # Not told as missing: what a worker took a moment ago it has not said yet that it holds.
-    _mark(this, orphaned)
-    missing = _mark(this, unseen - orphaned)
+    _mark(this, orphaned, unread)
+    missing = _mark(this, unseen - orphaned, unread)
     back = {one for page in published.ids(this, marked=True) for one in page if one not in unseen}
     taken_back = sum(strands.unmark(this, _among(this, chunk)) for chunk in _chunks(back))
     # Where somebody holds a row that was seen again, its mark is still there.
     spared = back if taken_back < len(back) else set()
-    rows = strands.past_grace(this)
+    rows = strands.past_grace(this).exclude(queue__in=unread)
     lost = rows.exclude(pk__in=strands.uuids(orphaned | spared))
     stuck = rows.filter(pk__in=strands.uuids(orphaned))
     return {
@@ -67,10 +77,10 @@ def _repair(this: Pass, unseen: set[bytes], *, orphaned: set[bytes]) -> dict[str
     }
 
 
-def _mark(this: Pass, packed: set[bytes]) -> int:
+def _mark(this: Pass, packed: set[bytes], unread: Collection[str]) -> int:
     marked = 0
     for chunk in _chunks(packed):
-        marked += strands.mark(this, _among(this, chunk))
+        marked += strands.mark(this, _among(this, chunk).exclude(queue__in=unread))
         this.renew()
     return marked
 

@@ -13,7 +13,7 @@ from outbox.management.databases import aliases_of, reachable
 from outbox.ticks import Found
 
 # What a pass may have to say beside its counts and what fails the command.
-_TEXTS = ("unlisted", "results")
+_TEXTS = ("skipped", "unlisted", "results")
 
 
 class Command(BaseCommand):
