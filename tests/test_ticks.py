@@ -126,6 +126,34 @@ def test_a_run_that_takes_most_of_a_round_does_not_cost_the_next_one() -> None:
     assert run(apart=0.5) == {}
 
 
+def test_a_tick_of_the_future_is_long_ago() -> None:
+    """The database's clock was set back: nothing is to wait until it is there again."""
+    run()
+    OutboxTick.objects.update(last_at=ago(hours=-1))
+    assert ticks.late_in("reconcile", 60, using="default") == 0
+    assert run(lambda renew: {"after": "all"}, apart=0.5) == {"after": "all"}
+    assert 59 < ticks.late_in("reconcile", 60, using="default") <= 60
+
+
+def test_a_lease_that_ends_later_than_any_could_is_free() -> None:
+    run()
+    OutboxTick.objects.update(lease_owner=uuid4(), lease_until=ago(seconds=-50))
+    assert run(lease=60) is None
+    OutboxTick.objects.update(lease_until=ago(hours=-1))
+    assert run(lambda renew: {"it": "runs"}, lease=60) == {"it": "runs"}
+
+
+def test_a_run_whose_lease_another_took_after_the_clock_was_set_back_is_overtaken() -> None:
+    def work(renew: ticks.Renew) -> ticks.Found:
+        OutboxTick.objects.update(lease_until=ago(hours=-1))
+        assert run(lambda _: {"it": "took over"}, lease=0.1) == {"it": "took over"}
+        wait_until(renew)
+        return {}
+
+    assert run(work, lease=0.1) is None
+    assert tick().findings == {"it": "took over"}
+
+
 def test_findings_and_duration_are_recorded(valkey: redis.Redis) -> None:
     found = maintenance.reconcile(APP, using="default")
     assert found is not None
