@@ -14,7 +14,7 @@ import pytest
 import redis
 from django.db import connection
 
-from outbox import maintenance, ticks
+from outbox import contact, maintenance, ticks
 from outbox.errors import Overtaken
 from outbox.models import OutboxTick
 from tests import tasks
@@ -154,6 +154,17 @@ def test_a_run_whose_lease_another_took_after_the_clock_was_set_back_is_overtake
     assert tick().findings == {"it": "took over"}
 
 
+def test_word_of_the_future_lets_sweeps_crash_the_dead_again_after_a_lease() -> None:
+    contact.leave_word(using="default")
+    OutboxTick.objects.update(last_at=ago(hours=-1), unbroken_since=ago(hours=-1))
+    assert contact.unbroken_for(using="default") == 0
+    contact.leave_word(using="default")
+    left = OutboxTick.objects.get(name="contact")
+    assert left.last_at is not None
+    assert left.last_at < ago(seconds=-9)
+    assert 0 <= contact.unbroken_for(using="default") < 9
+
+
 def test_findings_and_duration_are_recorded(valkey: redis.Redis) -> None:
     found = maintenance.reconcile(APP, using="default")
     assert found is not None
@@ -164,7 +175,7 @@ def test_findings_and_duration_are_recorded(valkey: redis.Redis) -> None:
 _HANG = """
 import django, sys, time
 django.setup()
-from outbox import maintenance, ticks
+from outbox import contact, maintenance, ticks
 from outbox.lifecycle import reconcile
 from tests.tasks import add
 
