@@ -28,7 +28,7 @@ def unbroken_for(*, using: str) -> float:
     """For how many seconds there has been word without a gap, until now."""
     rows = OutboxTick.objects.using(using).filter(name=_ROW, last_at__gte=Now() - _gap())
     found = rows.values_list(Now() - F("unbroken_since"), flat=True).first()
-    return float(found.total_seconds()) if found else 0.0
+    return max(0.0, found.total_seconds()) if found else 0.0
 
 
 def _gap() -> timedelta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from django.core.mail import EmailMessage
 
@@ -18,12 +19,12 @@ Words = Callable[[OutboxEntry], tuple[str, str]]
 
 
 def tell(entry_id: str, *, owner: str, using: str) -> None:
-    """Send one message about the entry to the owner's addresses.
+    """Send one message about the entry to the owner's addresses, or else the default owner's.
 
     Raises:
         OSError: the mail could not be handed over.
     """
-    _send(entry_id, lambda entry: _standing(entry, owner=owner), owner=owner, using=using)
+    _send(entry_id, _standing, owner=owner, using=using)
 
 
 def tell_over_age(entry_id: str, *, count: int, owner: str, using: str) -> None:
@@ -32,34 +33,51 @@ def tell_over_age(entry_id: str, *, count: int, owner: str, using: str) -> None:
     Raises:
         OSError: the mail could not be handed over.
     """
-    _send(entry_id, lambda entry: _old(entry, count, owner=owner), owner=owner, using=using)
+    _send(entry_id, partial(_old, count=count), owner=owner, using=using)
 
 
 def _send(entry_id: str, words: Words, *, owner: str, using: str) -> None:
-    addresses = list(settings().OWNERS.get(owner, ()))
+    addresses, told = _addresses(owner)
     entry = OutboxEntry.objects.using(using).filter(pk=entry_id).first()
-    if entry is None or not addresses:
+    if entry is None or told != owner or not addresses:
         logger.warning("outbox.owner.unknown owner=%s entry_id=%s", owner, entry_id)
+    if entry is None or not addresses:
         return
     subject, body = words(entry)
-    EmailMessage(subject=subject, body=body, to=addresses).send()
+    EmailMessage(subject=subject, body=body + _why(owner, told), to=addresses).send()
 
 
-def _standing(entry: OutboxEntry, *, owner: str) -> tuple[str, str]:
+def _addresses(owner: str) -> tuple[list[str], str]:
+    """Where to write, and whose addresses these are: the default owner's where it has none."""
+    known = settings().OWNERS
+    told = owner if known.get(owner) else settings().DEFAULT_OWNER
+    return list(known.get(told, ())), told
+
+
+def _why(owner: str, told: str) -> str:
+    if told == owner:
+        return f"\nYou are told as the owner, {owner}.\n"
+    return (
+        f"\nYou are told as the default owner, {told}: OUTBOX['OWNERS'] has no address of the "
+        f"owner, {owner}.\n"
+    )
+
+
+def _standing(entry: OutboxEntry) -> tuple[str, str]:
     about = f" for {entry.subject}" if entry.subject else ""
     return f"[outbox] {entry.task}{about}: {entry.status}", (
-        f"{entry.task} is now {entry.status}. You are told as its owner, {owner}.\n\n"
+        f"{entry.task} is now {entry.status}.\n\n"
         f"{_facts(entry)}\n"
         "Every attempt with its traceback is in the admin, where it can be retried or cancelled.\n"
     )
 
 
-def _old(entry: OutboxEntry, count: int, *, owner: str) -> tuple[str, str]:
+def _old(entry: OutboxEntry, *, count: int) -> tuple[str, str]:
     entries = counted(count, "entry", "entries")
     have = "has" if count == 1 else "have"
     return f"[outbox] {entry.task}: {entries} over age", (
         f"{entries} of {entry.task} {have} been owed for longer than allowed. You are told once of "
-        f"each, as their owner, {owner}. Nothing is pushed again by being old.\n\n"
+        "each. Nothing is pushed again by being old.\n\n"
         f"The oldest has been due since {entry.due_at:%Y-%m-%d %H:%M:%S %Z}, and is now "
         f"{entry.status}:\n\n"
         f"{_facts(entry)}\n"

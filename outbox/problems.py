@@ -12,7 +12,7 @@ from outbox import ticks
 from outbox.brokers import ping
 from outbox.conf import settings
 from outbox.models import OutboxQueue
-from outbox.standing import Standing, seconds
+from outbox.standing import Standing
 from outbox.states import State
 from outbox.words import counted, span
 
@@ -67,10 +67,15 @@ def _late_ticks(found: Standing) -> Iterator[Problem]:
     }
     for name, pause in every.items():
         last = found.ticks[name].last_at
-        late = None if last is None else seconds(found.at, last)
-        if late is None or late > max(LATE_AFTER * pause, _SHORTEST):
-            when = "has never run" if late is None else f"ran {span(late)} ago"
+        late = None if last is None else (found.at - last).total_seconds()
+        # Far in the future as well: the database's clock was set back, and none has run since.
+        if late is None or abs(late) > max(LATE_AFTER * pause, _SHORTEST):
+            when = "has never run" if late is None else f"ran {_when(late)}"
             yield Problem(f"{name}_late", f"The {name} tick {when}. {advice[name]}")
+
+
+def _when(late: float) -> str:
+    return f"{span(late)} ago" if late > 0 else f"{span(-late)} in the future"
 
 
 def _failed_ticks(found: Standing) -> Iterator[Problem]:

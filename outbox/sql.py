@@ -119,14 +119,19 @@ FROM (
 IDS_OF_PUBLISHED = _IDS.format(marked="")
 IDS_OF_MISSING = _IDS.format(marked="AND missing_since IS NOT NULL")
 
-# One statement, so that of two at once the second sees what the first has found.
+# One statement, so that of two at once the second sees what the first has found. Word that is far
+# in the future was left before the clock was set back: then the time without a gap begins anew.
 CONTACT = """
 INSERT INTO celery_outbox_tick AS t (name, last_at, unbroken_since)
 VALUES (%(name)s, STATEMENT_TIMESTAMP(), STATEMENT_TIMESTAMP())
 ON CONFLICT (name) DO UPDATE SET
   unbroken_since = CASE
-    WHEN t.last_at >= STATEMENT_TIMESTAMP() - %(gap)s THEN t.unbroken_since
+    WHEN t.last_at BETWEEN STATEMENT_TIMESTAMP() - %(gap)s AND STATEMENT_TIMESTAMP() + %(gap)s
+    THEN LEAST(t.unbroken_since, STATEMENT_TIMESTAMP())
     ELSE STATEMENT_TIMESTAMP()
   END,
-  last_at = GREATEST(t.last_at, STATEMENT_TIMESTAMP())
+  last_at = CASE
+    WHEN t.last_at > STATEMENT_TIMESTAMP() + %(gap)s THEN STATEMENT_TIMESTAMP()
+    ELSE GREATEST(t.last_at, STATEMENT_TIMESTAMP())
+  END
 """

@@ -61,10 +61,15 @@ def run_alone(
 
 
 def late_in(name: str, seconds: float, *, using: str) -> float:
-    """In how many seconds nobody will have done it for so long. By the database's clock."""
+    """In how many seconds nobody will have done it for so long. By the database's clock.
+
+    Where that was set back, a run far in the future is long ago.
+    """
     rows = _rows(name, using=using).filter(last_at__isnull=False)
     age = rows.values_list(Now() - F("last_at"), flat=True).first()
-    return 0.0 if age is None else max(0.0, seconds - float(age.total_seconds()))
+    if age is None or age.total_seconds() < -seconds:
+        return 0.0
+    return max(0.0, seconds - float(age.total_seconds()))
 
 
 def compared_until(*, using: str) -> datetime | None:
@@ -80,13 +85,17 @@ def note_compared(until: datetime, *, using: str) -> None:
 
 def _take(name: str, token: Any, *, lease: float, apart: float, using: str) -> bool:
     _exists(name, using=using)
-    rows = _rows(name, using=using).filter(Q(lease_until__isnull=True) | Q(lease_until__lt=Now()))
+    # Later than any lease ends, it was taken before the clock was set back. Twice, as this
+    # statement may have waited for the one that took it, and goes by the time when it began.
+    unowned = Q(lease_until__isnull=True) | Q(lease_until__lt=Now())
+    rows = _rows(name, using=using).filter(unowned | Q(lease_until__gt=_until(2 * lease)))
     if apart:
         # Of its beginning: a run that takes most of a round must not cost the next one.
         took = Coalesce(F("duration"), Value(timedelta()), output_field=DurationField())
         began = ExpressionWrapper(F("last_at") - took, output_field=DateTimeField())
         long_ago = Q(began__lt=Now() - timedelta(seconds=apart))
-        rows = rows.annotate(began=began).filter(Q(last_at__isnull=True) | long_ago)
+        long_ago |= Q(last_at__isnull=True) | Q(last_at__gt=_until(apart))  # or the clock went back
+        rows = rows.annotate(began=began).filter(long_ago)
     return bool(rows.update(lease_owner=token, lease_until=_until(lease)))
 
 

@@ -206,6 +206,40 @@ def test_the_mail_names_the_count_and_the_oldest() -> None:
         assert needed in str(message.body)
 
 
+@pytest.mark.parametrize("over_age", [0, 3])
+@pytest.mark.parametrize("owners", [{}, {"ghost": []}])
+def test_where_the_owner_has_no_address_the_default_owner_is_told_and_why(
+    settings: Any, caplog: pytest.LogCaptureFixture, owners: dict[str, Any], over_age: int
+) -> None:
+    everybody = {**settings.OUTBOX["OWNERS"], **owners}
+    settings.OUTBOX = {**settings.OUTBOX, "DEFAULT_OWNER": "tests", "OWNERS": everybody}
+    entry = make_entry(State.FAILED, owner="ghost")
+    tell_owner.run(str(entry.pk), "ghost", "default", over_age=over_age)
+    (message,) = mail.outbox
+    assert message.to == ["owner@tests.example"]
+    assert "OUTBOX['OWNERS'] has no address of the owner, ghost" in str(message.body)
+    assert "default owner, tests" in str(message.body)
+    assert f"outbox.owner.unknown owner=ghost entry_id={entry.pk}" in caplog.text
+
+
+def test_where_there_is_no_default_owner_either_nobody_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entry = make_entry(State.FAILED, owner="ghost")
+    tell_owner.run(str(entry.pk), "ghost", "default")
+    assert mail.outbox == []
+    assert "outbox.owner.unknown owner=ghost" in caplog.text
+
+
+def test_an_owner_with_addresses_is_told_as_the_owner(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "DEFAULT_OWNER": "tests"}
+    tell_owner.run(str(make_entry(State.FAILED).pk), "tests", "default")
+    assert "as the owner, tests." in str(mail.outbox[0].body)
+    assert "outbox.owner.unknown" not in caplog.text
+
+
 def test_entries_of_any_age_are_found_by_an_index() -> None:
     """Among entries that are told of already, or that are not old, it must read few."""
     with connection.cursor() as cursor:

@@ -172,6 +172,14 @@ def test_ticks_that_have_never_run_are_late() -> None:
 
 
 @pytest.mark.usefixtures("_ticking")
+def test_a_tick_that_ran_in_the_future_is_late() -> None:
+    """The database's clock was set back, and no tick has run since."""
+    OutboxTick.objects.filter(name="reconcile").update(last_at=ago(hours=-1))
+    assert codes() == ["reconcile_late"]
+    assert " min in the future. Nobody looks for lost messages" in shown()[0]
+
+
+@pytest.mark.usefixtures("_ticking")
 def test_a_tick_that_stopped_is_late_and_the_way_out_is_named() -> None:
     OutboxTick.objects.filter(name="dispatch").update(last_at=ago(minutes=3))
     words, code = shown()

@@ -14,7 +14,7 @@ import pytest
 import redis
 from django.db import connection
 
-from outbox import maintenance, ticks
+from outbox import contact, maintenance, ticks
 from outbox.errors import Overtaken
 from outbox.models import OutboxTick
 from tests import tasks
@@ -126,6 +126,45 @@ def test_a_run_that_takes_most_of_a_round_does_not_cost_the_next_one() -> None:
     assert run(apart=0.5) == {}
 
 
+def test_a_tick_of_the_future_is_long_ago() -> None:
+    """The database's clock was set back: nothing is to wait until it is there again."""
+    run()
+    OutboxTick.objects.update(last_at=ago(hours=-1))
+    assert ticks.late_in("reconcile", 60, using="default") == 0
+    assert run(lambda renew: {"after": "all"}, apart=0.5) == {"after": "all"}
+    assert 59 < ticks.late_in("reconcile", 60, using="default") <= 60
+
+
+def test_a_lease_that_ends_later_than_any_could_is_free() -> None:
+    run()
+    OutboxTick.objects.update(lease_owner=uuid4(), lease_until=ago(seconds=-50))
+    assert run(lease=60) is None
+    OutboxTick.objects.update(lease_until=ago(hours=-1))
+    assert run(lambda renew: {"it": "runs"}, lease=60) == {"it": "runs"}
+
+
+def test_a_run_whose_lease_another_took_after_the_clock_was_set_back_is_overtaken() -> None:
+    def work(renew: ticks.Renew) -> ticks.Found:
+        OutboxTick.objects.update(lease_until=ago(hours=-1))
+        assert run(lambda _: {"it": "took over"}, lease=0.1) == {"it": "took over"}
+        wait_until(renew)
+        return {}
+
+    assert run(work, lease=0.1) is None
+    assert tick().findings == {"it": "took over"}
+
+
+def test_word_of_the_future_lets_sweeps_crash_the_dead_again_after_a_lease() -> None:
+    contact.leave_word(using="default")
+    OutboxTick.objects.update(last_at=ago(hours=-1), unbroken_since=ago(hours=-1))
+    assert contact.unbroken_for(using="default") == 0
+    contact.leave_word(using="default")
+    left = OutboxTick.objects.get(name="contact")
+    assert left.last_at is not None
+    assert left.last_at < ago(seconds=-9)
+    assert 0 <= contact.unbroken_for(using="default") < 9
+
+
 def test_findings_and_duration_are_recorded(valkey: redis.Redis) -> None:
     found = maintenance.reconcile(APP, using="default")
     assert found is not None
@@ -136,7 +175,7 @@ def test_findings_and_duration_are_recorded(valkey: redis.Redis) -> None:
 _HANG = """
 import django, sys, time
 django.setup()
-from outbox import maintenance, ticks
+from outbox import contact, maintenance, ticks
 from outbox.lifecycle import reconcile
 from tests.tasks import add
 
