@@ -14,6 +14,8 @@ from django.db.models.functions import Coalesce, Now
 from outbox.errors import Overtaken
 from outbox.models import OutboxTick
 
+LONGEST = 600.0  # seconds: a lease that ends later was taken by a clock that was set back
+
 DISPATCH, RECONCILE, PRUNE = "dispatch", "reconcile", "prune"
 NAMES = (DISPATCH, RECONCILE, PRUNE)
 
@@ -85,10 +87,9 @@ def note_compared(until: datetime, *, using: str) -> None:
 
 def _take(name: str, token: Any, *, lease: float, apart: float, using: str) -> bool:
     _exists(name, using=using)
-    # Later than any lease ends, it was taken before the clock was set back. Twice, as this
-    # statement may have waited for the one that took it, and goes by the time when it began.
     unowned = Q(lease_until__isnull=True) | Q(lease_until__lt=Now())
-    rows = _rows(name, using=using).filter(unowned | Q(lease_until__gt=_until(2 * lease)))
+    unowned |= Q(lease_until__gt=_until(max(2 * lease, LONGEST)))
+    rows = _rows(name, using=using).filter(unowned)
     if apart:
         # Of its beginning: a run that takes most of a round must not cost the next one.
         took = Coalesce(F("duration"), Value(timedelta()), output_field=DurationField())
