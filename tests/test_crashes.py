@@ -411,12 +411,13 @@ def _set_read_only(*, on: bool) -> None:
 
 
 def test_killed_with_jobs_prefetched_none_waits_for_the_visibility_timeout(
-    start_worker: Start, tmp_path: Path
+    start_worker: Start, valkey: redis.Redis, tmp_path: Path
 ) -> None:
     notes, until = tmp_path / "notes", tmp_path / "until"
     first = start_worker()
     results = [tasks.slow.delay(str(notes), str(until)) for _ in range(6)]
     wait_until(lambda: notes.exists() and notes.read_text().count("start") == 2)
+    wait_until(lambda: valkey.hlen("unacked") == 6)
     first.kill()
     until.touch()
     start_worker(name="second")
