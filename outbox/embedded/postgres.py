@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import psycopg
@@ -12,7 +13,7 @@ from outbox.drill.processes import Process
 from outbox.embedded.errors import EmbeddedError
 from outbox.embedded.folder import password
 from outbox.embedded.privileges import ordinary_user, unprivileged
-from outbox.embedded.server import START_SECONDS, Server, is_reused
+from outbox.embedded.server import GONE_SECONDS, START_SECONDS, Server, is_reused
 from outbox.embedded.wheels import postgres_program
 
 DATABASE = USER = "outbox"
@@ -60,7 +61,7 @@ class Postgres(Server):
     def _initdb(self) -> None:
         # Made aside and renamed: a folder that is there is whole.
         unfinished = self.folder / "postgres.new"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
         unfinished.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(unfinished, *ordinary_user())
@@ -99,3 +100,13 @@ class Postgres(Server):
         except psycopg.OperationalError:
             return False
         return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove it, though an initdb whose owner was killed may write there for a moment yet."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while folder.exists():
+        if time.monotonic() > deadline:
+            raise EmbeddedError(f"{folder} cannot be removed: remove it by hand.")
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
