@@ -11,11 +11,11 @@ from types import FrameType
 from typing import Any
 
 from celery import Celery
-from django.db import DatabaseError, connections
+from django.db import connections
 
 from outbox import maintenance, silence
 from outbox.conf import settings
-from outbox.outage import LONGEST_PAUSE, note_mistake
+from outbox.outage import LONGEST_PAUSE
 from outbox.silence import Patience
 
 logger = logging.getLogger("outbox")
@@ -56,7 +56,7 @@ class Dispatcher:
     def _once(self, using: str) -> bool:
         self._patience = self._grown.pop(using, Patience(silence.LONG))
         try:
-            self._spared("dispatch", using, self._dispatch)
+            maintenance.dispatch(self.app, using=using)
             self._at_most("reconcile", using, settings().RECONCILE_EVERY, self._reconcile)
             self._at_most("prune", using, PRUNE_EVERY, maintenance.prune)
         except maintenance.AWAY as error:
@@ -66,9 +66,6 @@ class Dispatcher:
             return False
         return True
 
-    def _dispatch(self, *, using: str) -> Any:
-        return maintenance.dispatch(self.app, using=using)
-
     def _reconcile(self, *, using: str) -> Any:
         return maintenance.recover(self.app, using=using)
 
@@ -76,11 +73,4 @@ class Dispatcher:
         now, key = time.monotonic(), f"{name} {using}"
         if now - self.last.get(key, now - every) >= every:
             self.last[key] = now
-            self._spared(name, using, work)
-
-    def _spared(self, name: str, using: str, work: Callable[..., Any]) -> None:
-        """A mistake waits for the next round, and keeps the other ticks from nothing."""
-        try:
             work(using=using)
-        except DatabaseError as error:
-            note_mistake(error, what=name, using=using)

@@ -15,7 +15,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.lifecycle import lease, publish
 from outbox.lifecycle import prune as pruning
 from outbox.lifecycle import reconcile as reconciling
-from outbox.outage import is_outage, part
+from outbox.outage import part
 from outbox.ticks import Found, Renew
 
 logger = logging.getLogger("outbox")
@@ -90,18 +90,14 @@ def everywhere(work: Callable[[str], object]) -> None:
     """Do `work` in each database that has an outbox: one that is away keeps no other waiting.
 
     Raises:
-        DatabaseError, InterfaceError: what the last one that was away said, after all the others;
-            or a mistake that kept a tick from being recorded.
+        DatabaseError, InterfaceError: what the last one that was away said, after all the others.
     """
     away: Exception | None = None
     for using in settings().DATABASES:
         try:
             work(using)
         except AWAY as error:
-            if is_outage(error):
-                logger.warning("outbox.database.away in a tick of %s: %s", using, error)
-            else:
-                logger.error("outbox.tick.failed in %s: %s: %s", using, type(error).__name__, error)
+            logger.warning("outbox.database.away in a tick of %s: %s", using, error)
             connections[using].close()
             away = error
     if away is not None:

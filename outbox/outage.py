@@ -52,22 +52,13 @@ def part(what: str, work: Callable[[], Mapping[str, Any]], *, using: str) -> Map
     try:
         return work()
     except DatabaseError as error:
-        return {"failed": note_mistake(error, what=what, using=using)}
-
-
-def note_mistake(error: DatabaseError, *, what: str, using: str) -> str:
-    """Log what is no outage, and leave its connection, which may be the reason; in a sentence.
-
-    Raises:
-        DatabaseError: it is an outage.
-    """
-    if is_outage(error):
-        raise error
-    why = f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
-    logger.error("outbox.tick.failed in %s: %s", using, why)
-    if not connections[using].in_atomic_block:
-        connections[using].close()
-    return why
+        if is_outage(error):
+            raise
+        why = f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
+        logger.error("outbox.tick.failed in %s: %s", using, why)
+        if not connections[using].in_atomic_block:  # its connection may be the reason
+            connections[using].close()
+        return {"failed": why}
 
 
 def until_answered(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
 import pytest
 import redis
 from django.core.management import CommandError, call_command
-from django.db import DataError, OperationalError, connection
+from django.db import OperationalError, connection
 
-from outbox import maintenance, status, ticks
+from outbox import maintenance, status
 from outbox.dispatcher import Dispatcher
 from outbox.lifecycle import lease, prune
 from outbox.lifecycle.reconcile import over_age
@@ -90,34 +90,24 @@ def test_an_outage_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OutboxTick.objects.get(name="reconcile").last_at is None
 
 
-@pytest.mark.parametrize(("work", "soon"), [(mistake, False), (away, True)])
-def test_a_worker_waits_a_round_after_a_mistake_and_half_a_second_after_an_outage(
-    monkeypatch: pytest.MonkeyPatch, work: Callable[..., Any], soon: bool
-) -> None:
-    monkeypatch.setattr(ticks, "late_in", lambda *args, **how: 0)
-    monkeypatch.setattr(maintenance, "recover", work)
-    ticker = Ticker(APP)
-    ticker.look()
-    pause = ticker._due["reconcile default"] - time.monotonic()
-    assert (pause <= AGAIN) is soon
-    assert pause <= 1  # the tests' round
-
-
 def test_the_dispatcher_does_its_other_ticks_after_a_mistake(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(maintenance, "recover", mistake)
+    monkeypatch.setattr(over_age, "tell", mistake)
     assert Dispatcher(APP, ["default"])._once("default")
     assert findings("prune") == {"pruned": 0}
-    assert "outbox.tick.failed in default: reconcile: DataError" in caplog.text
     assert "outbox.database.away" not in caplog.text
 
 
-def test_a_tick_of_beat_tells_a_mistake_from_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(DataError):
-        maintenance.everywhere(mistake)
-    assert "outbox.tick.failed in default: DataError" in caplog.text
-    assert "outbox.database.away" not in caplog.text
+def test_a_worker_does_not_repeat_at_once_what_met_a_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(over_age, "tell", mistake)
+    ticker = Ticker(APP)
+    ticker.look()
+    assert findings("reconcile")["failed"]
+    pause = ticker._due["reconcile default"] - time.monotonic()
+    assert pause > AGAIN
 
 
 @pytest.mark.parametrize(

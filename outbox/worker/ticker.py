@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError
-
 from outbox import maintenance, ticks
 from outbox.conf import settings
-from outbox.outage import note_mistake
 from outbox.silence import LONG
 from outbox.worker.rounds import LOOK_EVERY, Rounds
 
@@ -40,20 +36,8 @@ class Ticker(Rounds):
         for using in settings().DATABASES:
             self.every(LOOK_EVERY, f"owed {using}", partial(self._dispatch_owed, using))
             if not self.stopped.is_set():
-                self._at_its_round("dispatch", using, self._dispatch_if_late)
-                self._at_its_round("reconcile", using, self._reconcile_if_late)
-
-    def _at_its_round(self, name: str, using: str, look: Callable[[str], float]) -> None:
-        every = settings().DISPATCH_EVERY if name == "dispatch" else settings().RECONCILE_EVERY
-
-        def patiently() -> float:
-            try:
-                return look(using)
-            except DatabaseError as error:  # half a second mends no mistake
-                note_mistake(error, what=name, using=using)
-                return every
-
-        self.at_its_time(f"{name} {using}", patiently)
+                self.at_its_time(f"dispatch {using}", partial(self._dispatch_if_late, using))
+                self.at_its_time(f"reconcile {using}", partial(self._reconcile_if_late, using))
 
     def _dispatch_owed(self, using: str) -> None:
         now = time.monotonic()
