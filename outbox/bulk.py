@@ -1,4 +1,4 @@
-"""Retry and cancel for several entries, and in words what became of each: admin and commands."""
+"""Retry, cancel and resolve for several entries, and in words what became of each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
+from outbox import transitions
+from outbox.events import Note
 from outbox.lifecycle.cancel import cancel as cancel_one
 from outbox.lifecycle.operate import requeue as requeue_one
 from outbox.models import OutboxEntry
 from outbox.states import EDGES, State, Verb
+from outbox.transitions import Asked
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,30 @@ def cancel(
         return cancel_one(entry_id, actor=actor, reason=reason, terminate=terminate, using=using)
 
     return [_outcome(entry_id, do, why_not_cancelled, using=using) for entry_id in ids]
+
+
+def resolve(
+    ids: Iterable[UUID],
+    *,
+    happened: bool,
+    actor: str,
+    reason: str = "",
+    asked: Asked | None = None,
+    using: str,
+) -> list[Outcome]:
+    """Say of each what became of the effect that it waits for, or of its last run.
+
+    One effect of each: where it has begun several, it comes back with the next. `asked`: what
+    somebody was asked of it; what has moved since is refused.
+    """
+    note = Note(actor, reason)
+
+    def do(entry_id: UUID) -> bool:
+        return transitions.resolve_next(
+            entry_id, happened=happened, asked=asked, note=note, using=using
+        )
+
+    return [_outcome(entry_id, do, why_not_resolved, using=using) for entry_id in ids]
 
 
 def _outcome(
@@ -78,3 +105,12 @@ def why_not_cancelled(entry: OutboxEntry | None) -> str:
     if entry is None:
         return "no such entry"
     return f"already ended: {entry.status}"
+
+
+def why_not_resolved(entry: OutboxEntry | None) -> str:
+    """Why a word on the entry is refused, in words."""
+    if entry is None:
+        return "no such entry"
+    if entry.status == State.UNCERTAIN:
+        return "it has moved since you looked"
+    return f"it waits for nobody's word, but is {entry.status}"

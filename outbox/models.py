@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from django.contrib.postgres.functions import RandomUUID
 from django.db import models
-from django.db.models import DurationField, F, Q, Value
+from django.db.models import DurationField, Exists, F, OuterRef, Q, Subquery, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Now
 
@@ -61,6 +61,20 @@ class EntryQuerySet(models.QuerySet["OutboxEntry"]):
         """Not started, and past `expires_at` or `deadline_at`."""
         return self.filter(status__in=_WAITING).filter(
             Q(expires_at__lte=Now()) | Q(deadline_at__lte=Now())
+        )
+
+    def answered(self) -> EntryQuerySet:
+        """Waiting for a person's word on effects that were all settled since, by who did them.
+
+        Those whose task asks for a person after a crash have asked about more than an effect.
+        """
+        asked = OutboxEvent.objects.filter(entry=OuterRef("pk"), to_status=State.UNCERTAIN)
+        since = Subquery(asked.order_by("-id").values("at")[:1])
+        ledger = OutboxEffect.objects.filter(entry=OuterRef("pk"))
+        later = Q(done_at__gt=OuterRef("since")) | Q(cleared_at__gt=OuterRef("since"))
+        waiting = self.filter(status=State.UNCERTAIN).annotate(since=since)
+        return waiting.exclude(options__contains={"on_crash": "park"}).filter(
+            Exists(ledger.filter(later)), ~Exists(ledger.filter(done_at=None, cleared_at=None))
         )
 
     def abandoned(self) -> EntryQuerySet:
@@ -222,6 +236,8 @@ class OutboxEntry(models.Model):
                 name="celery_outbox_own_over_age",
                 condition=Q(status__in=_OPEN, options__has_key="over_age"),
             ),
+            # Few, and looked for in every pass: among a million that are open.
+            models.Index("id", name="celery_outbox_uncertain", condition=Q(status=State.UNCERTAIN)),
             # What people look for first, among millions that went well.
             models.Index(
                 "status",

@@ -12,7 +12,7 @@ from outbox import ticks
 from outbox.brokers import ping
 from outbox.conf import settings
 from outbox.models import OutboxQueue
-from outbox.standing import Standing
+from outbox.standing import Standing, seconds
 from outbox.states import State
 from outbox.words import counted, span
 
@@ -36,7 +36,7 @@ def of(found: Standing, *, app: Celery) -> Iterator[Problem]:
     yield from _lapsed(found.sum("lapsed"))
     yield from _unconsumed(found)
     yield from _over_age(found.sum("over_age"))
-    yield from _waiting(found.sum("entries", State.UNCERTAIN))
+    yield from _waiting(found)
     yield from _failed(found.ended["lately"])
     yield from _unread(found.ticks[ticks.RECONCILE].findings)
     yield from _broker(app)
@@ -126,13 +126,17 @@ def _over_age(count: int) -> Iterator[Problem]:
         )
 
 
-def _waiting(count: int) -> Iterator[Problem]:
-    if count:
+def _waiting(found: Standing) -> Iterator[Problem]:
+    if count := found.sum("entries", State.UNCERTAIN):
         waits = "1 entry waits" if count == 1 else f"{count:,} entries wait"
+        oldest = ""
+        if found.asked_since:
+            since = span(seconds(found.at, found.asked_since))
+            oldest = f", for {since}" if count == 1 else f", the oldest for {since}"
         yield Problem(
             "waiting_for_person",
-            f"{waits} for a person: an effect outside may or may not have happened. Look, then "
-            "settle with outbox.resolve(), or cancel.",
+            f"{waits} for a person{oldest}: an effect outside may or may not have happened. Look "
+            "there, then say in the admin which it was (or with outbox.resolve()), or cancel.",
         )
 
 

@@ -12,12 +12,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, Min, Q, Value
+from django.db.models import Count, Max, Min, Q, Value
 
 from outbox import ticks
 from outbox.conf import settings
 from outbox.lifecycle.publish import EXTERNAL
-from outbox.models import OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker, own_seconds
+from outbox.models import (
+    OutboxEntry,
+    OutboxEvent,
+    OutboxQueue,
+    OutboxTick,
+    OutboxWorker,
+    own_seconds,
+)
 from outbox.states import FINAL, OPEN, State
 
 LOOKED_AT = 100_000  # ended entries of a state
@@ -34,6 +41,7 @@ class Standing:
     ticks: Mapping[str, OutboxTick]
     workers: Sequence[OutboxWorker]  # the living
     knows_workers: bool  # whether any has ever said that it lives
+    asked_since: datetime | None  # when the oldest that waits for a person began to
 
     def sum(self, column: str, *states: State) -> int:
         """The sum of a column over the open rows, or over those of `states`."""
@@ -62,6 +70,7 @@ def read(*, using: str) -> Standing:
         ticks=_ticks(using=using),
         workers=_living(at, using=using),
         knows_workers=OutboxWorker.objects.using(using).exists(),
+        asked_since=_asked_since(using=using),
     )
 
 
@@ -86,6 +95,14 @@ def _open(at: datetime, *, using: str) -> list[dict[str, Any]]:
         lapsed=Count("pk", filter=Q(status=State.RUNNING, lease_until__lt=at - lease)),
     )
     return [dict(row) for row in found.order_by("queue", "status")]
+
+
+def _asked_since(*, using: str) -> datetime | None:
+    events = OutboxEvent.objects.using(using).filter(to_status=State.UNCERTAIN)
+    waiting = events.filter(entry__status=State.UNCERTAIN).values("entry")
+    # An entry may have waited before, and been resolved.
+    last: datetime | None = waiting.annotate(last=Max("at")).aggregate(at=Min("last"))["at"]
+    return last
 
 
 def _waits_since(moment: datetime) -> Q:

@@ -53,6 +53,7 @@ class Status:
     queues: Sequence[Queue]
     oldest_unfinished_seconds: float | None
     oldest_published_seconds: float | None
+    oldest_uncertain_seconds: float | None  # since it began to wait for a person
     workers: int
     refused: Mapping[str, int]  # deliveries that those workers did not run, by reason
     ticks: Sequence[Tick]
@@ -79,10 +80,15 @@ def read(app: Celery, *, using: str) -> Status:
         queues=list(_queues(facts)),
         oldest_unfinished_seconds=facts.oldest("oldest_owed"),
         oldest_published_seconds=facts.oldest("oldest_published"),
+        oldest_uncertain_seconds=_asked_for(facts),
         workers=len(facts.workers),
         refused=dict(sum((Counter(worker.refused) for worker in facts.workers), Counter())),
         ticks=[_tick(tick) for tick in facts.ticks.values()],
     )
+
+
+def _asked_for(facts: Standing) -> float | None:
+    return None if facts.asked_since is None else seconds(facts.at, facts.asked_since)
 
 
 def _counts(facts: Standing) -> dict[str, int]:

@@ -5,8 +5,8 @@ from typing import Any
 from uuid import uuid4
 
 from outbox.clock import new_id
-from outbox.models import OutboxEffect, OutboxEntry, OutboxTick
-from outbox.states import FINAL, State
+from outbox.models import OutboxEffect, OutboxEntry, OutboxEvent, OutboxTick
+from outbox.states import FINAL, State, Verb
 
 PAST = timedelta(seconds=-60)
 AHEAD = timedelta(seconds=60)
@@ -74,3 +74,11 @@ def _needed(status: State) -> dict[str, Any]:
     if status is State.FAILED:
         started |= {"failures": 1, "error": "ValueError: no", "traceback": "Traceback …"}
     return started
+
+
+def parked(entry: OutboxEntry, *, when: datetime | None = None) -> None:
+    """Note of an uncertain entry that it was parked then, or a minute ago."""
+    OutboxEvent.objects.create(
+        entry=entry, verb=Verb.PARK, from_status=State.RUNNING, to_status=State.UNCERTAIN,
+        at=when or at(PAST),
+    )  # fmt: skip

@@ -234,6 +234,14 @@ def leaving_open_atomically(name: str) -> None:
     Group.objects.create(name=name)
 
 
+@shared_task(base=OutboxTask, atomic=True)
+def ending_its_transaction(name: str, how: str) -> None:
+    """End by hand the transaction that the task shares with its end, and go on."""
+    Group.objects.create(name=name)
+    _leave(how)
+    Group.objects.create(name=f"{name}, too")
+
+
 @shared_task(base=OutboxTask)
 def poisoning(statement: str) -> None:
     """Do to its connection what makes every later statement of its child fail."""

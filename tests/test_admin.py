@@ -9,16 +9,18 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import escape
 from django_celery_results.models import TaskResult
 
 from outbox.admin import deeds, filters, paging
 from outbox.lifecycle.cancel import cancel
 from outbox.models import OutboxEffect, OutboxEntry, OutboxTick
 from outbox.states import State
-from tests.factories import ago, make_entries, make_entry
+from tests.factories import ago, begin_effect, make_entries, make_entry, parked
 
 if TYPE_CHECKING:
     from pytest_django import DjangoAssertNumQueries, Settings
@@ -44,7 +46,7 @@ def person(*permissions: str) -> Client:
 
 @pytest.fixture
 def ada() -> Client:
-    return person("view_outboxentry", "requeue_entry", "cancel_entry")
+    return person("view_outboxentry", "requeue_entry", "cancel_entry", "resolve_entry")
 
 
 @pytest.fixture
@@ -364,18 +366,14 @@ def test_a_button_on_the_page_does_it_with_a_reason(
 
 def test_only_what_the_state_allows_is_offered(ada: Client) -> None:
     offered = {
-        state: [
-            deed
-            for deed in ("requeue", "cancel")
-            if page_of(entry, deed) in text(ada, page_of(entry))
-        ]
+        state: [deed for deed in deeds.DEEDS if page_of(entry, deed) in text(ada, page_of(entry))]
         for state, entry in ((state, make_entry(state)) for state in State)
     }
     assert offered == {
         "pending": ["cancel"],
         "published": ["cancel"],
         "running": ["cancel"],
-        "uncertain": ["cancel"],
+        "uncertain": ["cancel", "happened", "not_happened"],
         "succeeded": [],
         "failed": ["requeue"],
         "cancelled": ["requeue"],
@@ -388,9 +386,17 @@ def test_who_may_only_look_is_offered_nothing(viewer: Client) -> None:
     assert page_of(entry, "requeue") not in text(viewer, page_of(entry))
 
 
-@pytest.mark.parametrize("deed", ["requeue", "cancel"])
-def test_who_may_only_look_is_refused(viewer: Client, deed: str) -> None:
-    entry = make_entry(State.FAILED if deed == "requeue" else State.PENDING)
+@pytest.mark.parametrize(
+    ("deed", "state"),
+    [
+        ("requeue", State.FAILED),
+        ("cancel", State.PENDING),
+        ("happened", State.UNCERTAIN),
+        ("not_happened", State.UNCERTAIN),
+    ],
+)
+def test_who_may_only_look_is_refused(viewer: Client, deed: str, state: State) -> None:
+    entry = make_entry(state)
     assert select(viewer, f"{deed}_selected", [entry]).status_code == 403
     assert viewer.post(page_of(entry, deed)).status_code == 403
     assert status_of(entry) == entry.status
@@ -402,6 +408,98 @@ def test_each_deed_has_a_permission_of_its_own() -> None:
     assert client.post(page_of(entry, "requeue")).status_code == 403
     assert select(client, "requeue_selected", [entry]).status_code == 403
     assert client.post(page_of(make_entry(), "cancel")).status_code == 302
+
+
+def asked(client: Client, entry: OutboxEntry) -> dict[str, Any]:
+    """What the page asks, as its form says it."""
+    response = client.get(page_of(entry))
+    question = response.context["question"]
+    words = escape(question["words"])
+    assert words in response.content.decode()
+    return {"version": response.context["original"].version, "effect": question["effect"]}
+
+
+def uncertain(*effects: str) -> OutboxEntry:
+    """Parked, with these effects begun."""
+    entry = make_entry(State.UNCERTAIN)
+    for name in effects:
+        begin_effect(entry, name)
+    return entry
+
+
+def outcome_of(entry: OutboxEntry, name: str) -> str:
+    effect = OutboxEffect.objects.get(entry=entry, name=name)
+    if effect.done_at:
+        return "done"
+    return "cleared" if effect.cleared_at else "begun"
+
+
+@pytest.mark.parametrize(
+    ("deed", "outcome", "said"),
+    [("happened", "done", "it happened"), ("not_happened", "cleared", "it did not happen")],
+)
+def test_both_answers_settle_the_effect_that_the_page_asks_about_and_the_body_runs_on(
+    ada: Client, deed: str, outcome: str, said: str
+) -> None:
+    entry = uncertain("charge", "mail")
+    response = ada.post(
+        page_of(entry, deed), {**asked(ada, entry), "reason": "the bank says so"}, follow=True
+    )
+    assert status_of(entry) == State.PENDING
+    assert [outcome_of(entry, "charge"), outcome_of(entry, "mail")] == [outcome, "begun"]
+    event = entry.events.get()
+    assert (event.actor, event.reason) == ("user:ada", f"charge: {said}: the bank says so")
+    assert said in told(response)[0]
+    assert said in LogEntry.objects.get().change_message
+
+
+def test_an_answer_to_what_is_no_longer_asked_is_refused(ada: Client) -> None:
+    entry = uncertain("charge", "mail")
+    question = asked(ada, entry)
+    OutboxEffect.objects.filter(name="charge").update(done_at=ago(seconds=0))
+    response = ada.post(page_of(entry, "happened"), question, follow=True)
+    assert told(response) == [f"1 entry refused: it has moved since you looked ({entry.pk})."]
+    OutboxEntry.objects.filter(pk=entry.pk).update(version=F("version") + 1)
+    question = {**asked(ada, entry), "version": entry.version}
+    ada.post(page_of(entry, "happened"), question)
+    assert (status_of(entry), outcome_of(entry, "mail")) == (State.UNCERTAIN, "begun")
+
+
+def test_an_answer_that_does_not_say_to_what_is_refused(ada: Client) -> None:
+    entry = uncertain("charge")
+    for data in ({}, {"version": "x"}):
+        assert ada.post(page_of(entry, "happened"), data).status_code == 400
+    assert status_of(entry) == State.UNCERTAIN
+
+
+@pytest.mark.parametrize(
+    ("deed", "then"), [("happened", State.SUCCEEDED), ("not_happened", State.PENDING)]
+)
+def test_a_run_that_a_person_is_asked_about_has_happened_or_runs_again(
+    ada: Client, deed: str, then: State
+) -> None:
+    entry = uncertain()
+    ada.post(page_of(entry, deed), asked(ada, entry))
+    assert status_of(entry) == then
+
+
+@pytest.mark.parametrize("deed", ["happened", "not_happened"])
+def test_who_performed_an_effect_knows_better_than_the_answer(ada: Client, deed: str) -> None:
+    entry = make_entry(State.UNCERTAIN)
+    parked(entry)
+    begin_effect(entry, done_at=ago(seconds=-1), result={"id": 1})
+    select(ada, f"{deed}_selected", [entry])
+    assert (status_of(entry), outcome_of(entry, "mail")) == (State.PENDING, "done")
+
+
+def test_a_selection_is_resolved_an_effect_at_a_time(ada: Client) -> None:
+    entries = [uncertain("charge", "mail"), uncertain("mail"), make_entry(State.FAILED)]
+    response = select(ada, "happened_selected", entries)
+    assert [status_of(entry) for entry in entries] == ["pending", "pending", "failed"]
+    assert told(response) == [
+        "2 entries resolved: it happened.",
+        f"1 entry refused: it waits for nobody's word, but is failed ({entries[2].pk}).",
+    ]
 
 
 def test_who_may_not_see_entries_may_not_touch_them() -> None:

@@ -25,11 +25,12 @@ from outbox.errors import (
     MisuseError,
     PayloadError,
 )
+from outbox.lifecycle.reconcile import reconcile
 from outbox.models import OutboxEffect, OutboxEntry
 from outbox.states import State
 from outbox.tasks import OutboxTask
 from tests import tasks
-from tests.factories import PAST, at, make_entry, reread
+from tests.factories import PAST, at, begin_effect, make_entry, parked, reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -506,3 +507,42 @@ def test_a_command_hears_why_verify_could_not_say(outside: Outside) -> None:
     with pytest.raises(EffectUnverified, match="away"):
         effect("p", outside, verify=verify)
     assert outside.calls == []
+
+
+def uncertain_and_late(*, before: timedelta = timedelta(), **columns: Any) -> OutboxEntry:
+    """Parked a minute ago for an effect that its performer has recorded since, or before that."""
+    entry = make_entry(State.UNCERTAIN, task=buying.name, args=[], **columns)
+    parked(entry)
+    begun_by_the_dead(entry, done_at=at(-before), result={"number": 7})
+    return entry
+
+
+def answered() -> int:
+    found = reconcile(APP, using="default")
+    assert not found.failed
+    return found.answered
+
+
+def test_nobody_is_asked_any_more_once_who_performed_it_has_told(outside: Outside) -> None:
+    entry = uncertain_and_late()
+    assert answered() == 1
+    assert reread(entry).status == State.PENDING
+    assert entry.events.latest("id").actor == "reconcile"
+    ended = run(entry, lambda self: self.effect("mail", outside))
+    assert (ended.status, ended.result, outside.calls) == (State.SUCCEEDED, {"number": 7}, [])
+
+
+def test_a_dry_look_says_what_was_answered_and_changes_nothing() -> None:
+    entry = uncertain_and_late()
+    assert reconcile(APP, using="default", dry=True).answered == 1
+    assert reread(entry).status == State.UNCERTAIN
+
+
+def test_a_person_is_still_asked_about_another_effect_or_after_a_crash() -> None:
+    another = uncertain_and_late()
+    begin_effect(another, "second")
+    uncertain_and_late(options={"on_crash": "park"})
+    uncertain_and_late(before=timedelta(hours=1))  # known before it was parked for something else
+    make_entry(State.UNCERTAIN)
+    assert answered() == 0
+    assert set(OutboxEntry.objects.values_list("status", flat=True)) == {State.UNCERTAIN}

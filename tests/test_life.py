@@ -241,6 +241,16 @@ def test_an_atomic_body_that_leaves_a_block_open_fails_alone() -> None:
     _fails_alone(tasks.leaving_open_atomically.delay("lost"))
 
 
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN"])
+def test_an_atomic_body_that_ends_its_transaction_by_hand_fails_and_is_told_so(how: str) -> None:
+    entry = ended(tasks.ending_its_transaction.delay("kept", how))
+    assert (entry.status, entry.attempts) == (State.FAILED, 1)
+    assert "ended its task's transaction on 'default' by hand" in entry.error
+    assert set(Group.objects.values_list("name", flat=True)) <= {"kept"}  # and not what came after
+    assert ended(tasks.add.delay(1, 2)).result == 3
+
+
 def _fails_alone(left_open: Any) -> None:
     entry = ended(left_open)
     assert entry.status == State.FAILED

@@ -21,7 +21,7 @@ from django.core.management import CommandError, call_command
 from outbox import maintenance, standing, status
 from outbox.models import OutboxEntry, OutboxQueue, OutboxTick, OutboxWorker
 from outbox.states import State
-from tests.factories import ago, make_entries, make_entry
+from tests.factories import ago, make_entries, make_entry, parked
 from tests.worker import app
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def test_the_json_has_the_documented_keys() -> None:
         "queues",
         "oldest_unfinished_seconds",
         "oldest_published_seconds",
+        "oldest_uncertain_seconds",
         "workers",
         "refused",
         "ticks",
@@ -160,7 +161,7 @@ def test_it_takes_the_same_few_queries_however_many_entries(
     for state in State:
         make_entries(20, state, queue=f"of {state}")
     # The time, open entries, ended ones by state and of the last hour, queues, ticks, workers.
-    with django_assert_num_queries(10):
+    with django_assert_num_queries(11):
         status.read(app, using="default")
 
 
@@ -221,6 +222,19 @@ def test_an_uncertain_entry_waits_for_a_person_and_may_be_over_age_as_well() -> 
     assert codes() == ["waiting_for_person"]
     OutboxEntry.objects.filter(pk=entry.pk).update(due_at=ago(days=1))
     assert codes() == ["over_age", "waiting_for_person"]
+
+
+def test_what_waits_for_a_person_says_since_when_it_does() -> None:
+    assert as_json()["oldest_uncertain_seconds"] is None
+    resolved_before, later = make_entries(2, State.UNCERTAIN, due_at=ago(days=1))
+    parked(resolved_before, when=ago(hours=9))
+    parked(resolved_before, when=ago(minutes=30))
+    parked(later, when=ago(minutes=20))
+    parked(make_entry(State.FAILED), when=ago(days=3))
+    found = as_json()
+    assert 1800 <= found["oldest_uncertain_seconds"] < 1900
+    assert "2 entries wait for a person, the oldest for 30 min" in str(found["problems"])
+    assert "oldest uncertain:  30 min" in shown()[0]
 
 
 def living_worker(*queues: str, **columns: Any) -> OutboxWorker:

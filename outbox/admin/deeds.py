@@ -1,10 +1,11 @@
-"""Retry and cancel by a person: permission, the deed, the admin's log, and what to tell them."""
+"""Retry, cancel and resolve by a person: permission, deed, the admin's log, and what to tell."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from outbox.bulk import Outcome
 from outbox.conf import default_database
 from outbox.models import OutboxEntry
 from outbox.states import EDGES, Verb
+from outbox.transitions import Asked
 from outbox.words import counted
 
 AT_ONCE = 1_000  # entries that one request touches
@@ -24,9 +26,10 @@ _NAMED = 3  # refused entries whose ID is told
 
 @dataclass(frozen=True)
 class Deed:
-    """Something that a person may do to an entry. `name` is the verb, and the permission's."""
+    """Something that a person may do to an entry. The permission is the verb's."""
 
     name: str
+    verb: Verb
     label: str
     done: str  # what is said of those for which it was done
     logged: str
@@ -34,29 +37,69 @@ class Deed:
 
     @property
     def permission(self) -> str:
-        return f"celery_outbox.{self.name}_entry"
+        return f"celery_outbox.{self.verb}_entry"
 
     def may(self, request: HttpRequest) -> bool:
         return request.user.has_perm(self.permission)
 
     def fits(self, entry: OutboxEntry) -> bool:
         """Whether to offer it for an entry in this state; the transition itself judges again."""
-        if self.name == Verb.REQUEUE and entry.run_goes_on:
+        if self.verb is Verb.REQUEUE and entry.run_goes_on:
             return False
-        return entry.status in EDGES[Verb(self.name)].sources
+        return entry.status in EDGES[self.verb].sources
+
+    def seen(self, posted: Mapping[str, str]) -> dict[str, Any]:
+        """What the person saw on the entry's page, where it is right of that alone.
+
+        Raises:
+            ValueError: the page did not say it.
+        """
+        if self.verb is not Verb.RESOLVE:
+            return {}
+        return {"asked": Asked(int(posted.get("version", "")), posted.get("effect", ""))}
 
 
-REQUEUE = Deed("requeue", "Retry", "owed again, with a new retry budget", "Retried.", bulk.requeue)
-CANCEL = Deed("cancel", "Cancel", "cancelled", "Cancelled.", bulk.cancel)
-DEEDS = {deed.name: deed for deed in (REQUEUE, CANCEL)}
+REQUEUE = Deed(
+    "requeue",
+    Verb.REQUEUE,
+    label="Retry",
+    done="owed again, with a new retry budget",
+    logged="Retried.",
+    do=bulk.requeue,
+)
+CANCEL = Deed(
+    "cancel", Verb.CANCEL, label="Cancel", done="cancelled", logged="Cancelled.", do=bulk.cancel
+)
+HAPPENED = Deed(
+    "happened",
+    Verb.RESOLVE,
+    label="It happened",
+    done="resolved: it happened",
+    logged="Resolved: it happened.",
+    do=partial(bulk.resolve, happened=True),
+)
+NOT_HAPPENED = Deed(
+    "not_happened",
+    Verb.RESOLVE,
+    label="It did not happen",
+    done="resolved: it did not happen, and is owed again",
+    logged="Resolved: it did not happen.",
+    do=partial(bulk.resolve, happened=False),
+)
+DEEDS = {deed.name: deed for deed in (REQUEUE, CANCEL, HAPPENED, NOT_HAPPENED)}
 
 
 def perform(
-    deed: Deed, ids: Iterable[UUID], *, request: HttpRequest, reason: str = ""
+    deed: Deed,
+    ids: Iterable[UUID],
+    *,
+    request: HttpRequest,
+    reason: str = "",
+    **seen: Any,
 ) -> list[Outcome]:
     """Do it for each entry and write the admin's log, with the name of who asked."""
     actor = f"user:{request.user.get_username()}"
-    outcomes = deed.do(ids, actor=actor, reason=reason, using=default_database())
+    outcomes = deed.do(ids, actor=actor, reason=reason, using=default_database(), **seen)
     _log(deed, [found.entry_id for found in outcomes if not found.refused], request, reason)
     return outcomes
 

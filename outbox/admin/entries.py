@@ -1,4 +1,4 @@
-"""The entries: a list that stays quick, a page that says all of one, retry and cancel."""
+"""The entries: a list that stays quick, a page that says all of one, retry, cancel and resolve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from uuid import UUID
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBadRequest,
+    HttpResponseRedirect,
+)
 from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_POST
 
@@ -32,7 +37,12 @@ class EntryAdmin(ReadOnlyAdmin):
     paginator = BoundedPaginator
     search_fields = ["id", "subject"]  # what is searched is in get_search_results
     search_help_text = "An ID or its beginning, or a whole subject such as shop.order:42"
-    actions = ["requeue_selected", "cancel_selected"]
+    actions = [
+        "requeue_selected",
+        "cancel_selected",
+        "happened_selected",
+        "not_happened_selected",
+    ]
     fieldsets = [(None, {"fields": []})]  # the page shows facts, and has no form
 
     class Media:
@@ -75,6 +85,9 @@ class EntryAdmin(ReadOnlyAdmin):
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return deeds.CANCEL.may(request)
 
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        return deeds.HAPPENED.may(request)
+
     @admin.action(description="Retry", permissions=["requeue"])
     def requeue_selected(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         self._do_selected(deeds.REQUEUE, request, queryset)
@@ -83,6 +96,14 @@ class EntryAdmin(ReadOnlyAdmin):
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         self._do_selected(deeds.CANCEL, request, queryset)
 
+    @admin.action(description="Uncertain: it happened", permissions=["resolve"])
+    def happened_selected(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
+        self._do_selected(deeds.HAPPENED, request, queryset)
+
+    @admin.action(description="Uncertain: it did not happen", permissions=["resolve"])
+    def not_happened_selected(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
+        self._do_selected(deeds.NOT_HAPPENED, request, queryset)
+
     def _do_selected(self, deed: Deed, request: HttpRequest, rows: QuerySet[OutboxEntry]) -> None:
         ids = list(rows.values_list("pk", flat=True)[: deeds.AT_ONCE + 1])
         self._do(deed, ids[: deeds.AT_ONCE], request=request)
@@ -90,10 +111,8 @@ class EntryAdmin(ReadOnlyAdmin):
             words = f"Only the first {deeds.AT_ONCE:,} of the selection were looked at."
             self.message_user(request, words, messages.WARNING)
 
-    def _do(
-        self, deed: Deed, ids: Iterable[UUID], *, request: HttpRequest, reason: str = ""
-    ) -> None:
-        outcomes = deeds.perform(deed, ids, request=request, reason=reason)
+    def _do(self, deed: Deed, ids: Iterable[UUID], *, request: HttpRequest, **seen: Any) -> None:
+        outcomes = deeds.perform(deed, ids, request=request, **seen)
         for words, done in deeds.told(deed, outcomes):
             self.message_user(request, words, messages.SUCCESS if done else messages.WARNING)
 
@@ -114,7 +133,12 @@ class EntryAdmin(ReadOnlyAdmin):
         """A button of the page was pressed."""
         if not (deed.may(request) and self.has_view_permission(request)):
             raise PermissionDenied
-        self._do(deed, [entry_id], request=request, reason=request.POST.get("reason", "").strip())
+        reason = request.POST.get("reason", "").strip()
+        try:
+            seen = deed.seen(request.POST)
+        except ValueError:
+            return HttpResponseBadRequest("What was asked is missing: load the page again.")
+        self._do(deed, [entry_id], request=request, reason=reason, **seen)
         page = reverse(
             "admin:celery_outbox_outboxentry_change",
             args=[entry_id],
@@ -132,7 +156,8 @@ class EntryAdmin(ReadOnlyAdmin):
             "deeds": [deed for deed in DEEDS.values() if deed.may(request) and deed.fits(entry)],
             "facts": facts.of(entry),
             "events": related.events(entry),
-            "effects": related.effects(entry),
+            "effects": (effects := related.effects(entry)),
+            "question": related.question(entry, effects),
             "links": related.links(entry, request=request, site=self.admin_site),
         }
         return super().render_change_form(request, context, *args, **kwargs)

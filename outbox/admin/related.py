@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import apps
@@ -12,7 +12,9 @@ from django.urls import NoReverseMatch, reverse
 
 from outbox.admin import show
 from outbox.models import OutboxEffect, OutboxEntry, OutboxEvent
+from outbox.states import State
 
+BEGUN = "begun, outcome unknown"
 SHOWN = 200  # events: an entry that is retried for weeks has more
 
 
@@ -36,10 +38,21 @@ def effects(entry: OutboxEntry) -> list[dict[str, Any]]:
     ]
 
 
+def question(entry: OutboxEntry, effects: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+    """What a person is asked of an uncertain entry, and of which effect; empty where nobody is."""
+    if entry.status != State.UNCERTAIN:
+        return {}
+    begun = [line["effect"] for line in effects if line["outcome"] == BEGUN]
+    if not begun:
+        return {"effect": "", "words": "Its last run died. Did it do what it was to do?"}
+    name, key = begun[0].name, begun[0].key
+    return {"effect": name, "words": f"Did {name} happen? The other side knows it as {key}."}
+
+
 def _outcome(effect: OutboxEffect) -> str:
     if effect.done_at:
         return "done"
-    return "cleared: it did not happen" if effect.cleared_at else "begun, outcome unknown"
+    return "cleared: it did not happen" if effect.cleared_at else BEGUN
 
 
 def _json(value: Any) -> str:

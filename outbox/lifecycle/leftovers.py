@@ -16,8 +16,22 @@ from psycopg.pq import TransactionStatus
 _BUSY = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
+MARK = "outbox.transaction"  # a setting that ends with the transaction in which it was made
+
+
 class OpenTransaction(Exception):
     """The body left a transaction open. What it wrote there is undone."""
+
+
+class EndedTransaction(Exception):
+    """The body of an atomic task ended the task's transaction. What it wrote before may stand."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(
+            f"the body ended its task's transaction on {alias!r} by hand (COMMIT or ROLLBACK): "
+            "what it had written may stand without the task's end. Leave that transaction alone, "
+            "or do without atomic=True."
+        )
 
 
 def in_transaction() -> set[str]:
@@ -33,6 +47,20 @@ def close(*, but: Collection[str]) -> list[str]:
         connections[alias].in_atomic_block = False  # else close() only marks it as to be closed
         connections[alias].close()
     return left
+
+
+def mark(alias: str, word: str) -> None:
+    """Give the open transaction a word that is gone when it has ended."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT set_config(%s, %s, true)", [MARK, word])
+
+
+def is_marked(alias: str, word: str) -> bool:
+    """Whether the open transaction is still the one that got the word."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT current_setting(%s, true)", [MARK])
+        (found,) = cursor.fetchone()
+    return bool(found == word)
 
 
 def depth(alias: str) -> int:

@@ -38,6 +38,7 @@ def resolve(
     happened: bool,
     result: Any = None,
     actor: str,
+    reason: str = "",
     using: str = "",
 ) -> bool:
     """A person's word on an uncertain entry: it happened (with a result), or it did not.
@@ -47,14 +48,12 @@ def resolve(
 
     False: it is not uncertain, it has no such unsettled effect, or it has some and none is named.
     """
-    word = "it happened" if happened else "it did not happen"
-    note = Note(actor, f"{effect}: {word}" if effect else word)
     return transitions.resolve(
         as_id(entry_id),
         effect=effect,
         happened=happened,
         result=result,
-        note=note,
+        note=Note(actor, reason),
         using=using or default_database(),
     )
 

@@ -159,7 +159,8 @@ def _perform_atomic(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
 
 def _enter(body: _Body, task: OutboxTask, run: Run, args: Any, kwargs: Any) -> None:
     """Run it inside its transaction, and see that it has left that as it was."""
-    alias = run.claim.using
+    alias, token = run.claim.using, str(run.claim.token)
+    leftovers.mark(alias, token)
     before, depth = leftovers.in_transaction(), leftovers.depth(alias)
     try:
         body.result = _body(task, run, args, kwargs)
@@ -170,6 +171,8 @@ def _enter(body: _Body, task: OutboxTask, run: Run, args: Any, kwargs: Any) -> N
         raise
     if leftovers.depth(alias) != depth:
         raise leftovers.OpenTransaction(f"the body left a transaction open on {[alias]}")
+    if not leftovers.is_marked(alias, token):
+        raise leftovers.EndedTransaction(alias)
     _check_leftovers(before)
     body.returned = True
 

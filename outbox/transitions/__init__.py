@@ -27,11 +27,14 @@ from outbox.transitions.endings import (
 from outbox.transitions.jobs import claim, enqueue, plain_row, publish, renew
 from outbox.transitions.moves import TELL_OWNER, Ending, Holder, begun_effects
 from outbox.transitions.people import (
+    Asked,
     cancel,
     erase,
     prune,
     requeue,
     resolve,
+    resolve_answered,
+    resolve_next,
     run_now,
     settle_own_effect,
 )
@@ -53,6 +56,7 @@ from outbox.transitions.repairs import (
 
 __all__ = [
     "TELL_OWNER",
+    "Asked",
     "Begin",
     "Ending",
     "Holder",
@@ -87,6 +91,8 @@ __all__ = [
     "renew",
     "requeue",
     "resolve",
+    "resolve_answered",
+    "resolve_next",
     "retry",
     "run_now",
     "settle",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -79,17 +80,65 @@ def resolve(
     """A person's word on a parked entry. False: it is not uncertain, or has no such effect."""
     with transaction.atomic(using=using):
         entry = in_source(entry_id, Verb.RESOLVE, using=using)
+        if entry is None or (effect is None and begun_effects(entry).exists()):
+            return False
+        return _resolve(entry, effect, happened=happened, result=result, note=note)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person was asked of an entry: its version then, and the effect ("": its last run)."""
+
+    version: int
+    effect: str
+
+
+def resolve_next(
+    entry_id: UUID, *, happened: bool, asked: Asked | None, note: Note, using: str
+) -> bool:
+    """The same of what it waits for: the first of its begun effects, or else its last run.
+
+    With `asked`, of nothing else: it may have gone on, and wait for another word by now.
+    """
+    with transaction.atomic(using=using):
+        entry = in_source(entry_id, Verb.RESOLVE, using=using)
         if entry is None:
             return False
-        if effect is None and begun_effects(entry).exists():
+        if OutboxEntry.objects.using(using).filter(pk=entry_id).answered().exists():
+            # Whatever the word: who performed it has told meanwhile, and the body runs on.
+            return _resolve(entry, None, happened=False, result=None, note=note)
+        effect = begun_effects(entry).order_by("id").values_list("name", flat=True).first()
+        if asked and asked != Asked(entry.version, effect or ""):
             return False
-        if effect is not None and not _settle_effect(
-            entry, effect, happened=happened, result=result, actor=note.actor
-        ):
-            return False
-        if effect is None and happened:
-            return move(entry, Verb.RESOLVE, State.SUCCEEDED, note, result=result, **ended())
-        return move(entry, Verb.RESOLVE, State.PENDING, note, **again(timedelta()))
+        return _resolve(entry, effect, happened=happened, result=None, note=note)
+
+
+def _resolve(
+    entry: OutboxEntry, effect: str | None, *, happened: bool, result: Any, note: Note
+) -> bool:
+    word = "it happened" if happened else "it did not happen"
+    said = f"{effect}: {word}" if effect else word
+    note = replace(note, reason=": ".join(filter(None, (said, note.reason))))
+    if effect is not None and not _settle_effect(
+        entry, effect, happened=happened, result=result, actor=note.actor
+    ):
+        return False
+    if effect is None and happened:
+        return move(entry, Verb.RESOLVE, State.SUCCEEDED, note, result=result, **ended())
+    return move(entry, Verb.RESOLVE, State.PENDING, note, **again(timedelta()))
+
+
+def resolve_answered(rows: EntryQuerySet, *, limit: int) -> int:
+    """Let entries run on of whose effects nobody needs to say anything any more; how many."""
+    note = Note("reconcile", "who performed its effect has told what became of it")
+    with recovering(rows, limit=limit) as held:
+        # Again under the lock: a person may have been first, and the body have parked once more.
+        still = rows.in_bulk([entry.pk for entry in held])
+        return sum(
+            move(entry, Verb.RESOLVE, State.PENDING, note, **again(timedelta()))
+            for entry in held
+            if entry.pk in still
+        )
 
 
 def _settle_effect(

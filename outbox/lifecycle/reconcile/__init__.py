@@ -12,7 +12,7 @@ from celery import Celery
 from django.db import connections
 
 from outbox.lifecycle import lease
-from outbox.lifecycle.reconcile import broker, over_age, results
+from outbox.lifecycle.reconcile import answered, broker, over_age, results
 from outbox.lifecycle.reconcile.findings import Findings, Pass
 from outbox.outage import part
 
@@ -37,6 +37,7 @@ def reconcile(
         "sweep": lambda: lease.sweep(using=using, dry=dry),
         "broker": lambda: broker.compare(this),
         "results": lambda: results.compare(this),
+        "answered": lambda: {"answered": answered.resolve(this)},
         "over age": lambda: {"over_age": over_age.tell(this)},
     }
     found: dict[str, Any] = {}

@@ -36,6 +36,7 @@ class Findings:
     removed: int = 0  # of these, taken out of their list
     alien: int = 0  # messages in the queues for a durable task, without an entry
     mismatched: int = 0  # results that said other than the entry, corrected
+    answered: int = 0  # waited for a person's word, and who performed it has told: owed again
     over_age: int = 0  # newly over age: their owners are told
     queued: int = 0  # messages that were looked at in the queues
     broker: str = ""  # why it could not be looked at

@@ -66,6 +66,8 @@ def _counts(seen: Status) -> Iterator[str]:
     yield ""
     yield f"  oldest unfinished: {_span(seen.oldest_unfinished_seconds)}"
     yield f"  oldest published:  {_span(seen.oldest_published_seconds)}"
+    if seen.oldest_uncertain_seconds is not None:
+        yield f"  oldest uncertain:  {_span(seen.oldest_uncertain_seconds)}"
 
 
 def _count(seen: Status, state: State) -> str:
