@@ -68,7 +68,7 @@ class EntryQuerySet(models.QuerySet["OutboxEntry"]):
 
         Those whose task asks for a person after a crash have asked about more than an effect.
         """
-        asked = OutboxEvent.objects.filter(entry=OuterRef("pk"), to_status=State.UNCERTAIN)
+        asked = OutboxEvent.objects.parking().filter(entry=OuterRef("pk"))
         since = Subquery(asked.order_by("-id").values("at")[:1])
         ledger = OutboxEffect.objects.filter(entry=OuterRef("pk"))
         later = Q(done_at__gt=OuterRef("since")) | Q(cleared_at__gt=OuterRef("since"))
@@ -284,6 +284,14 @@ class OutboxEntry(models.Model):
         return self.failures - self.forgiven_failures
 
 
+class EventQuerySet(models.QuerySet["OutboxEvent"]):
+    """What people and recoverers look for."""
+
+    def parking(self) -> EventQuerySet:
+        """By which an entry came to wait for a person; not what was noted while it waited."""
+        return self.filter(to_status=State.UNCERTAIN).exclude(from_status=State.UNCERTAIN)
+
+
 class OutboxEvent(models.Model):
     """A step off the plain happy path: who, when, why, and how that attempt went.
 
@@ -304,6 +312,8 @@ class OutboxEvent(models.Model):
     started_at = models.DateTimeField(null=True)
     error = models.TextField(db_default="")
     traceback = models.TextField(db_default="")
+
+    objects = EventQuerySet.as_manager()
 
     class Meta:
         db_table = "celery_outbox_event"

@@ -98,7 +98,7 @@ def _open(at: datetime, *, using: str) -> list[dict[str, Any]]:
 
 
 def _asked_since(*, using: str) -> datetime | None:
-    events = OutboxEvent.objects.using(using).filter(to_status=State.UNCERTAIN)
+    events = OutboxEvent.objects.using(using).parking()
     waiting = events.filter(entry__status=State.UNCERTAIN).values("entry")
     # An entry may have waited before, and been resolved.
     last: datetime | None = waiting.annotate(last=Max("at")).aggregate(at=Min("last"))["at"]

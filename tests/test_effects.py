@@ -546,3 +546,20 @@ def test_a_person_is_still_asked_about_another_effect_or_after_a_crash() -> None
     make_entry(State.UNCERTAIN)
     assert answered() == 0
     assert set(OutboxEntry.objects.values_list("status", flat=True)) == {State.UNCERTAIN}
+
+
+def test_a_late_worker_answers_the_question_that_was_asked_meanwhile(outside: Outside) -> None:
+    entry = owed()
+
+    def meanwhile() -> None:
+        outside.meanwhile = lambda: None
+        crashed(entry)
+        asked = run(entry, lambda self: self.effect("mail", outside))
+        assert asked.status == State.UNCERTAIN
+
+    outside.meanwhile = meanwhile
+    run(entry, lambda self: self.effect("mail", outside))
+    assert ledger(entry).done_at is not None
+    assert answered() == 1
+    ended = run(entry, lambda self: self.effect("mail", outside))
+    assert (ended.status, len(outside.calls)) == (State.SUCCEEDED, 1)

@@ -17,7 +17,7 @@ from django.conf import settings as django_settings
 from django.core.management import call_command
 
 from outbox.conf import settings
-from outbox.drill import about, environment, looks, record, results, tasks, ticking
+from outbox.drill import about, environment, looks, own_effects, record, results, ticking
 from outbox.drill.broker import Broker
 from outbox.drill.database import Database
 from outbox.drill.errors import DrillError, WaitedInVain
@@ -78,6 +78,7 @@ def run(points: Sequence[Point], *, subject: str, timeout: float, say: Say) -> D
     subject_ = load(subject)
     task = about.durable(subject_, app=current_app)
     limit = about.retries(task, settings=subject_.settings)
+    points = _played_by(subject_, points, say=say)
     folder = FOLDER.absolute()
     say("starting PostgreSQL and Valkey")
     with (
@@ -99,6 +100,20 @@ def run(points: Sequence[Point], *, subject: str, timeout: float, say: Say) -> D
         if not drill.passed:
             keep_logs()
     return drill
+
+
+def _played_by(subject: Subject, points: Sequence[Point], *, say: Say) -> list[Point]:
+    """Those that the subject can play.
+
+    Raises:
+        DrillError: none of them.
+    """
+    kinds = getattr(subject, "kinds", {})
+    for point in (found := [point for point in points if point.needs and point.needs not in kinds]):
+        say(f"{point.name}: left out, since the subject has no destination that is {point.needs}")
+    if len(found) == len(points):
+        raise DrillError("The subject can play none of these points: see Subject.kinds.")
+    return [point for point in points if point not in found]
 
 
 @contextmanager
@@ -141,7 +156,7 @@ def _means(own: Servers, subject: Subject, *, folder: Path, say: Say) -> Iterato
         stack.enter_context(environment.at_broker(own.valkey.url))
         say("making the tables")
         call_command("migrate", verbosity=0, interactive=False)
-        tasks.make_table()
+        own_effects.make_table()
         results.watch()
         ticking.watch()
         looks.watch()

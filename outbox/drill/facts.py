@@ -40,8 +40,20 @@ class Obligation:
 
     @property
     def duplicates(self) -> int:
-        """Effects beyond the one that is owed; all of them where nothing is."""
-        return max(0, len(self.effects) - int(self.has_business or self.job is not None))
+        """Effects beyond those that are owed; all of them where nothing is."""
+        return max(0, len(self.effects) - self._owed)
+
+    @property
+    def _owed(self) -> int:
+        """One; of a job whose ledger has several effects, each."""
+        if self.job is None:
+            return int(self.has_business)
+        own = {key for key in self.keys if key.startswith(f"{self.job.id}:")}
+        return max(1, len(own))
+
+    @property
+    def keys(self) -> set[str]:
+        return {effect.key for effect in self.effects}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,13 @@ from typing import Any
 from uuid import UUID
 
 from outbox.lifecycle.cancel import cancel
-from outbox.models import EntryQuerySet, OutboxEntry, OutboxEvent, OutboxTick
+from outbox.models import (
+    EntryQuerySet,
+    OutboxEffect,
+    OutboxEntry,
+    OutboxEvent,
+    OutboxTick,
+)
 from outbox.states import FINAL, State
 from outbox.ticks import DISPATCH
 from outbox.transitions import TELL_OWNER
@@ -92,6 +98,21 @@ def owner_is_told(job_id: UUID) -> bool:
     """Whether the message that is owed to the job's owner has been sent."""
     messages = OutboxEntry.objects.filter(task=TELL_OWNER, parent_id=job_id)
     return messages.filter(status=State.SUCCEEDED).exists()
+
+
+def begun_effects(job_id: UUID) -> list[str]:
+    """The names of its effects whose outcome nobody knows, in the order in which they began."""
+    begun = OutboxEffect.objects.filter(entry=job_id, done_at=None, cleared_at=None)
+    return list(begun.order_by("id").values_list("name", flat=True))
+
+
+def messages_since(moment: datetime) -> dict[str, int]:
+    """How many messages have been owed to owners, and of how many entries they were told."""
+    owed = OutboxEntry.objects.filter(task=TELL_OWNER, created_at__gt=moment)
+    from outbox.models import OutboxNotice
+
+    told = OutboxNotice.objects.filter(told_at__gt=moment)
+    return {"messages owed": owed.count(), "failures told": told.count()}
 
 
 def jobs(job_ids: Collection[UUID]) -> tuple[Job, ...]:

@@ -13,8 +13,11 @@ from signal import Signals
 from typing import Any
 from uuid import UUID
 
+from celery import chain
+from django.db import transaction
+
 import outbox
-from outbox.drill import people, record, results, tasks, witness
+from outbox.drill import own_effects, people, record, results, witness
 from outbox.drill.environment import OVERRIDES
 from outbox.drill.errors import WaitedInVain
 from outbox.drill.facts import Facts, Obligation
@@ -80,6 +83,10 @@ class Stage(Waits):
             given[name] = {**mine, **value} if isinstance(mine, dict) else value
         return {OVERRIDES: json.dumps(given)}
 
+    def sent_as(self, kind: str) -> Env:
+        """The environment of a process whose destination is of that kind."""
+        return self.with_settings(**self.subject.kinds[kind])
+
     def stop_at(self, *points: Failpoint, armed: bool = True) -> Env:
         return self.fleet.stop_at(*points, armed=armed)
 
@@ -103,6 +110,18 @@ class Stage(Waits):
         """Enqueue a task of the drill's own, from this process, which publishes it as well."""
         self.expected += 1
         task.apply_async(args, **options)
+
+    def owe_many(self, task: OutboxTask, count: int, **options: Any) -> None:
+        """The same, so many times in one transaction."""
+        self.expected += count
+        with transaction.atomic():
+            for _ in range(count):
+                task.apply_async((), **options)
+
+    def owe_chain(self, *steps: OutboxTask) -> None:
+        """Enqueue a chain of tasks of the drill's own: each but the first by the one before."""
+        self.expected += len(steps)
+        chain(*(step.si() for step in steps)).apply_async()
 
     # --- blows --------------------------------------------------------------------------------
 
@@ -172,6 +191,12 @@ class Stage(Waits):
         self.means.say("cancelling the job")
         outbox.cancel(self.job().id, actor=ACTOR, terminate=terminate)
 
+    def resolve(self, *, effect: str, happened: bool) -> None:
+        """Say what became of the oldest job's effect, as a person does who has looked."""
+        self.means.say(f"saying of {effect} that it {'happened' if happened else 'did not happen'}")
+        if not outbox.resolve(self.job().id, effect=effect, happened=happened, actor=ACTOR):
+            raise WaitedInVain(f"nobody is asked about {effect}")
+
     def requeue(self) -> bool:
         return outbox.requeue(self.job().id, actor=ACTOR)
 
@@ -221,6 +246,20 @@ class Stage(Waits):
             notes=dict(self.notes),
         )
 
+    def unsettled(self) -> list[str]:
+        """The effects of the oldest job whose outcome nobody knows."""
+        return record.begun_effects(self.job().id)
+
+    def requests(self) -> int:
+        """How often the destination was asked for what was placed, whatever it made of that."""
+        placed = [each.placed for each in self._obligations() if each.placed]
+        return sum(self.subject.requests(each) for each in placed)
+
+    def messages(self) -> Mapping[str, int]:
+        """What was owed to owners, and what of it was told."""
+        mails = [self.subject.owner_mails(job.id) or 0 for job in self.jobs()]
+        return {**record.messages_since(self.begun), "mails": max(mails)}
+
     def status(self, env: Env) -> Mapping[str, Any]:
         """What `outbox_status` tells a person now."""
         return people.status({**self.fleet.env, **env})
@@ -244,7 +283,7 @@ class Stage(Waits):
     def _obligations(self) -> tuple[Obligation, ...]:
         placed = [found for found in map(self._committed, self._placing) if found]
         by_job = {each.job_id: each for each in placed if each.job_id}
-        own = tasks.effects([job.id for job in self.jobs()])
+        own = own_effects.of([job.id for job in self.jobs()])
         found = [self._obligation(job, by_job.pop(job.id, None), own) for job in self.jobs()]
         without = [each for each in placed if not each.job_id or each.job_id in by_job]
         return (*found, *(self._without_job(each) for each in without))

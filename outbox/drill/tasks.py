@@ -1,7 +1,4 @@
-"""Tasks of the drill's own, for what a subject's task cannot be made to do.
-
-Their effect is a row in `outbox_drill_effect`, a table of the drill's database alone.
-"""
+"""Tasks of the drill's own, for what a subject's task cannot be made to do."""
 
 from __future__ import annotations
 
@@ -9,23 +6,12 @@ import os
 import time
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from celery import shared_task
-from django.db import connections
 
-from outbox.conf import default_database
+from outbox.drill import ledgers, own_effects
 from outbox.drill.environment import FOLDER
-from outbox.drill.subject import Effect
 from outbox.tasks import OutboxTask
-
-CREATE = """
-CREATE TABLE outbox_drill_effect (
-  entry_id uuid NOT NULL, pid integer NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp()
-)
-"""
-_INSERT = "INSERT INTO outbox_drill_effect (entry_id, pid) VALUES (%s, %s)"
-_SELECT = "SELECT entry_id, at FROM outbox_drill_effect WHERE entry_id = ANY(%s) ORDER BY at"
 
 DEADLINE = 4  # seconds
 FAILS_EVERY = 1.5  # seconds: the third failure's next start would be past the deadline
@@ -34,37 +20,22 @@ RATE = "1/h"
 LINGERING = "lingering"  # the file's name
 
 
-def make_table() -> None:
-    with connections[default_database()].cursor() as cursor:
-        cursor.execute(CREATE)
-
-
-def effects(job_ids: list[UUID]) -> dict[UUID, list[Effect]]:
-    """The effects of these jobs, by job."""
-    found: dict[UUID, list[Effect]] = {}
-    with connections[default_database()].cursor() as cursor:
-        cursor.execute(_SELECT, [job_ids])
-        for job_id, at in cursor.fetchall():
-            found.setdefault(job_id, []).append(Effect(key=str(job_id), at=at))
-    return found
-
-
 @shared_task(base=OutboxTask, bind=True, ignore_result=True)
 def touch(self: Any) -> None:
     """Have an effect, committed before the job's end is."""
-    _take_effect(self.request.id)
+    own_effects.take(self.request.id)
 
 
 @shared_task(base=OutboxTask, bind=True, ignore_result=True, atomic=True)
 def touch_atomically(self: Any) -> None:
     """Have an effect, committed with the job's end."""
-    _take_effect(self.request.id)
+    own_effects.take(self.request.id)
 
 
 @shared_task(base=OutboxTask, bind=True, ignore_result=True, rate_limit=RATE)
 def trickle(self: Any) -> None:
     """As `touch`, but a worker runs the first only, and keeps the others for later."""
-    _take_effect(self.request.id)
+    own_effects.take(self.request.id)
 
 
 @shared_task(base=OutboxTask, bind=True, ignore_result=True)
@@ -111,13 +82,18 @@ def keep_failing() -> None:
 def _linger(job_id: str) -> None:
     while (Path(os.environ[FOLDER]) / LINGERING).exists():
         time.sleep(0.05)
-    _take_effect(job_id)
+    own_effects.take(job_id)
 
 
-def _take_effect(job_id: str) -> None:
-    with connections[default_database()].cursor() as cursor:
-        cursor.execute(_INSERT, [job_id, os.getpid()])
-
-
-_ALL = (touch, touch_atomically, trickle, linger, linger_once, leave, overrun, keep_failing)
+_ALL = (
+    touch,
+    touch_atomically,
+    trickle,
+    linger,
+    linger_once,
+    leave,
+    overrun,
+    keep_failing,
+    *ledgers.ALL,
+)
 OWN = tuple(task.name for task in _ALL)

@@ -174,6 +174,11 @@ class Waits:
 
         self.until(there, what=f"a job to be {state}", who="dispatcher")
 
+    def await_count(self, count: int, state: State) -> None:
+        """The same of thousands, which take long to read."""
+        what = f"{count} jobs to be {state}"
+        self.until(lambda: self.count(state) >= count, what=what, who="dispatcher")
+
     def await_run(self, number: int) -> None:
         """Wait until the oldest job is in its run of that number."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.drill.scenarios import (
+    after_effect,
     broker,
     cancellation,
     crashes,
@@ -12,6 +13,7 @@ from outbox.drill.scenarios import (
     delivery,
     depth,
     enqueuing,
+    ledger,
     limits,
     publishing,
     races,
@@ -23,6 +25,8 @@ from outbox.drill.scenarios.point import Point
 POINTS: tuple[Point, ...] = (
     *publishing.POINTS,
     *crashes.POINTS,
+    *after_effect.POINTS,
+    *ledger.POINTS,
     *limits.POINTS,
     *delivery.POINTS,
     *shutdown.POINTS,

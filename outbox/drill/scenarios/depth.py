@@ -124,10 +124,13 @@ def _note_untouched(stage: Stage, passes: Sequence[Pass]) -> None:
 
 
 def _end_with_publishes(stage: Stage) -> None:
-    """Once all is delivered: how often each was published, by the numbers that there are."""
+    """Once all is delivered: how often one was published at most.
+
+    At least never: a worker that is faster than the mark claims it from pending.
+    """
     stage.await_drained()
     stage.let_pass()
-    stage.note(publishes=sorted({job.publishes for job in stage.jobs()}))
+    stage.note(most_publishes=max(job.publishes for job in stage.jobs()))
 
 
 _UNTOUCHED = {
@@ -136,7 +139,7 @@ _UNTOUCHED = {
     "marked_as_missing": 0,
     "owed_again": 0,
     "strand_events": 0,
-    "publishes": [1],
+    "most_publishes": 1,
     "discarded": 0,
 }
 
@@ -171,7 +174,7 @@ POINTS = (
             jobs=HELD + WAITING,
             effects=HELD + WAITING,
             keys=HELD + WAITING,
-            publishes=[1, 2],
+            most_publishes=2,
             strand_events=HELD,
             more_than_two_looks_after_that=True,
             published_more_meanwhile=0,

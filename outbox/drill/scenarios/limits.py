@@ -7,6 +7,10 @@ from outbox.drill.scenarios.point import Given, Point, Wants, once, own
 from outbox.drill.stage import Stage
 from outbox.states import State
 
+FAILURES = 1_000
+LEFT_TO_START = 1  # second; then these fail
+GATHERED_FOR = {"TELL_EVERY": 60}  # seconds
+
 
 def after_retry_limit(stage: Stage) -> None:
     stage.start()
@@ -50,6 +54,30 @@ def deadline_passed(stage: Stage) -> None:
         tried_again=job.attempts > 1,
         reason_names_the_deadline=any("deadline" in words for words in said),
     )
+
+
+def owner_is_told_once(stage: Stage) -> None:
+    gathering = stage.with_settings(OUTBOX=GATHERED_FOR)
+    stage.start_without_worker({"dispatcher": gathering})
+    stage.owe_many(tasks.touch, FAILURES, expires=LEFT_TO_START)
+    stage.await_count(FAILURES, State.FAILED)
+    stage.start({"dispatcher": gathering, "worker": gathering})
+    stage.await_owner_told()
+    stage.let_pass()
+    stage.note(**stage.messages())
+
+
+def _told_once(given: Given) -> Wants:
+    return {
+        "killed": [],
+        "jobs": FAILURES,
+        "state": State.FAILED,
+        "attempts": 0,
+        "effects": 0,
+        "failures told": FAILURES,
+        "messages owed": 1,
+        "mails": 1,
+    }
 
 
 def _given_up(given: Given) -> Wants:
@@ -128,5 +156,13 @@ POINTS = (
         play=exit_and_memory_error,
         wants=_left,
         risk="none known; a MemoryError that the system answers with a SIGKILL is child-killed",
+    ),
+    Point(
+        name="owner-is-told-once",
+        summary=f"nobody dies; {FAILURES:,} jobs of one owner fail in one moment",
+        expected="one message to the owner that counts them all",
+        play=owner_is_told_once,
+        wants=_told_once,
+        risk="a later failure is told in the next message, after a pause",
     ),
 )

@@ -50,6 +50,8 @@ class Point:
     summary: str
     expected: str
     play: Callable[[Stage], None]
+    #: Which of the subject's `kinds` it takes; empty: any subject will do.
+    needs: str = ""
     #: What `Facts.values` must hold.
     wants: Callable[[Given], Wants]
     uncertain: str = "nothing was uncertain: the record alone decides"

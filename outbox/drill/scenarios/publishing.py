@@ -1,4 +1,4 @@
-"""From the caller's transaction to the broker: web and dispatcher are killed."""
+"""From a committing transaction to the broker: whoever publishes is killed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from outbox.drill import tasks
 from outbox.drill.environment import broker_variables
 from outbox.drill.facts import KILLED
 from outbox.drill.fleet import Env
-from outbox.drill.scenarios.point import Given, Point, Wants, once
+from outbox.drill.scenarios.point import Given, Point, Wants, once, own
 from outbox.drill.stage import Stage
 from outbox.failpoints import Failpoint
 from outbox.states import State
@@ -62,6 +63,16 @@ def _nothing(given: Given) -> Wants:
     return {"killed": KILLED, "business": 0, "jobs": 0, "effects": 0}
 
 
+def chain_between_steps(stage: Stage) -> None:
+    stage.start({"worker": stage.stop_at(Failpoint.COMMITTED)})
+    stage.owe_chain(tasks.touch, tasks.touch_atomically)
+    stage.await_stop("worker", at=Failpoint.COMMITTED)
+    stage.note(steps_when_it_died=[str(job.state) for job in stage.jobs()])
+    stage.kill("worker")
+    stage.start()
+    stage.await_end()
+
+
 POINTS = (
     Point(
         name="before-commit",
@@ -89,5 +100,19 @@ POINTS = (
         play=after_publish,
         wants=lambda given: once(deliveries=2, discarded=1),
         risk="none known; a repeated message costs the worker one look at the row",
+    ),
+    Point(
+        name="chain-between-steps",
+        summary="SIGKILL the worker after a step of a chain ended, before it publishes the next",
+        expected="the next step is in the database and runs; each step once",
+        play=chain_between_steps,
+        wants=lambda given: own(
+            killed=KILLED,
+            jobs=2,
+            effects=2,
+            keys=2,
+            steps_when_it_died=[State.SUCCEEDED, State.PENDING],
+        ),
+        risk="none known",
     ),
 )
