@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import smtplib
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,6 @@ import pytest
 from receipts.destination import CannotListen
 from receipts.provider import MAX_BODY_BYTES, MailProvider
 from receipts.smtp import MailDestination
-from tests.test_receipts import deliver
 from tests.waiting import wait_until
 
 MESSAGE = {
@@ -191,7 +191,8 @@ def test_client_that_leaves_in_the_middle_has_sent_nothing(provider: MailProvide
 def test_accepted_message_is_a_file_beside_those_of_the_mail_server(tmp_path: Path) -> None:
     with MailDestination(folder=tmp_path) as smtp, MailProvider(folder=tmp_path) as provider:
         post(provider, key="k")
-        deliver(smtp, "ada@example.com", message_id="<2@x.example>")
+        with smtplib.SMTP(smtp.host, smtp.port, timeout=30) as client:
+            client.sendmail("a@x.example", "b@x.example", "Message-ID: <2@x.example>\n\nHello")
         post(provider, key="l")
     assert [file.name for file in sorted(tmp_path.iterdir())] == [
         "000001-1@x.example.eml",
