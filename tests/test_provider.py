@@ -294,6 +294,7 @@ def test_stopping_hangs_up_on_a_client_that_says_nothing() -> None:
         MailProvider() as provider,
         socket.create_connection((provider.host, provider.port)) as client,
     ):
+        client.settimeout(15)
         post(provider)  # answered, so the silent one before it has been met
         provider.__exit__(None, None, None)
         assert client.recv(1) == b""
