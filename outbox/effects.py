@@ -10,9 +10,9 @@ from typing import Any
 
 from outbox.errors import NotPerformed
 from outbox.lifecycle import effect as ledger
-from outbox.lifecycle.effect import NOT_FOUND, Found, Perform, Verify
+from outbox.lifecycle.effect import NOT_FOUND, Found, NotFound, Perform, Verify
 
-__all__ = ["NOT_FOUND", "Found", "NotPerformed", "effect"]
+__all__ = ["NOT_FOUND", "Found", "NotFound", "NotPerformed", "Perform", "Verify", "effect"]
 
 
 def effect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from celery.exceptions import Ignore
 from django.core.exceptions import ImproperlyConfigured
@@ -10,6 +11,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 class OutboxError(Exception):
     """The root: catch this to catch all."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with `args` alone, which one that takes more refuses. What
+        # leaves a body is pickled by a pool's child, and a worker that cannot load it dies.
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[OutboxError], args: tuple[Any, ...]) -> OutboxError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigurationError(OutboxError, ImproperlyConfigured):

@@ -29,7 +29,8 @@ SOON = Progress(
 )
 DELAYED = Progress(
     word="delayed",
-    sentence="Your receipt could not be sent yet. We are trying again.",
+    # Not "could not be sent": of a failure without an answer nobody knows that.
+    sentence="Your receipt is delayed. We are trying again.",
     tone="waiting",
     open=True,
 )

@@ -1,15 +1,8 @@
 """A real SMTP server on this machine, for drill, demo and tests: it keeps what it accepts."""
 
 import asyncio
-import email
-import errno
-import itertools
-import re
 import socket
 from collections.abc import Awaitable, Collection, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email import policy
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, get_args
@@ -17,28 +10,12 @@ from typing import Literal, Self, get_args
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
+from receipts.destination import MailFolder, Received, listen, received_mail
+
 Mode = Literal["ok", "refuse", "hang"]
 
 ACCEPTED = "250 2.0.0 OK"
 REFUSED = "450 4.2.1 This mailbox takes no mail at the moment"
-
-
-class CannotListen(RuntimeError):
-    """The address for the mail server is not to be had; the message says what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Received:
-    """A mail that the server took on: its answer to the client was 250.
-
-    `message_id` is the header as it stands, in angle brackets; `at` is when it arrived.
-    """
-
-    message_id: str
-    recipients: tuple[str, ...]
-    subject: str
-    at: datetime
-    raw: bytes
 
 
 class MailDestination:
@@ -62,8 +39,7 @@ class MailDestination:
     ) -> None:
         self.host = host
         self.port = port
-        self._folder = folder
-        self._numbers = itertools.count(1 + _highest_number(folder) if folder else 1)
+        self._folder = MailFolder(folder) if folder else None
         self._always_accept = frozenset(always_accept)
         self._mode: Mode = "ok"
         self._mode_changed = asyncio.Event()
@@ -72,7 +48,7 @@ class MailDestination:
         self._controller: _Controller | None = None
 
     def __enter__(self) -> Self:
-        listener = _listen(self.host, port=self.port)
+        listener = listen(self.host, port=self.port)
         self.port = listener.getsockname()[1]
         self._mode_changed = asyncio.Event()  # belongs to one event loop, and so to one start
         self._controller = _Controller(self, listener=listener)
@@ -148,9 +124,10 @@ class MailDestination:
         self._mode_changed = asyncio.Event()
 
     def _keep(self, envelope: Envelope) -> None:
-        mail = _received(envelope)
+        raw = envelope.original_content or b""
+        mail = received_mail(raw, recipients=envelope.rcpt_tos)
         if self._folder is not None:
-            _write(mail, folder=self._folder, number=next(self._numbers))
+            self._folder.keep(mail)
         self._received.append(mail)
 
 
@@ -179,44 +156,3 @@ class _Controller(Controller):
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
-
-
-def _listen(host: str, *, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CannotListen(
-                f"Port {port} on {host} is taken: stop what listens there, or choose another port."
-            ) from error
-        raise CannotListen(
-            f"Cannot receive mail on {host}:{port}: {error.strerror or error}."
-        ) from error
-
-
-def _received(envelope: Envelope) -> Received:
-    raw = envelope.original_content or b""
-    headers = email.message_from_bytes(raw, policy=policy.default)
-    return Received(
-        message_id=str(headers.get("Message-ID", "")),
-        recipients=tuple(envelope.rcpt_tos),
-        subject=str(headers.get("Subject", "")),
-        at=datetime.now(UTC),
-        raw=raw,
-    )
-
-
-def _write(mail: Received, *, folder: Path, number: int) -> None:
-    """Write the mail whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^\w.@+-]", "_", mail.message_id.strip("<>"), flags=re.ASCII)[:150]
-    file = folder / f"{number:06}-{name}.eml"
-    unfinished = file.with_suffix(".part")
-    unfinished.write_bytes(mail.raw)
-    unfinished.replace(file)
-
-
-def _highest_number(folder: Path) -> int:
-    """The last number in use: a folder that is used again keeps what it has."""
-    numbers = (file.name.partition("-")[0] for file in folder.glob("*.eml"))
-    return max((int(number) for number in numbers if number.isdigit()), default=0)

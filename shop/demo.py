@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
 
 from outbox.drill.processes import Process, ProcessError, free_port, port_is_free
 from outbox.embedded import EmbeddedError, Servers, servers
-from receipts.smtp import CannotListen, MailDestination
+from receipts.destination import CannotListen
+from receipts.provider import MailProvider
+from receipts.smtp import MailDestination
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".run" / "demo"
@@ -46,7 +49,13 @@ class DemoError(Exception):
 def main() -> int:
     try:
         run(port=choose_port(os.environ.get("PORT", "")))
-    except (DemoError, EmbeddedError, CannotListen, ProcessError) as error:
+    except (
+        DemoError,
+        EmbeddedError,
+        CannotListen,
+        ProcessError,
+        ImproperlyConfigured,
+    ) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -68,8 +77,12 @@ def choose_port(wanted: str) -> int:
 def run(*, port: int) -> None:
     """Run everything until a signal comes or a part of it dies."""
     print("Starting PostgreSQL and Valkey …", flush=True)
-    with servers(FOLDER) as running, MailDestination(folder=MAILS) as destination:
-        env = environment(running, mail_port=destination.port)
+    with (
+        servers(FOLDER) as running,
+        MailDestination(folder=MAILS) as destination,
+        MailProvider(folder=MAILS) as provider,
+    ):
+        env = environment(running, mail_port=destination.port, provider_url=provider.url)
         prepare_database(env)
         print("Starting worker, beat and web …", flush=True)
         with started(children(env, port=port)) as processes:
@@ -79,11 +92,12 @@ def run(*, port: int) -> None:
             watch([running.postgres.process, running.valkey.process, *processes])
 
 
-def environment(running: Servers, *, mail_port: int) -> dict[str, str]:
+def environment(running: Servers, *, mail_port: int, provider_url: str) -> dict[str, str]:
     return {
         **running.environment,
         "EMAIL_HOST": "127.0.0.1",
         "EMAIL_PORT": str(mail_port),
+        "RECEIPTS_PROVIDER_URL": provider_url,
         "SHOP_MAIL_FOLDER": str(MAILS),
         "DJANGO_SETTINGS_MODULE": "shop.settings",
         "DJANGO_DEBUG": "1",

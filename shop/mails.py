@@ -24,7 +24,7 @@ class Mail:
 
 def files(folder: Path) -> list[Path]:
     """All mails in the folder, the latest first. A folder that does not exist has none."""
-    # Their names begin with a number that counts up: see receipts.smtp.MailDestination.
+    # Their names begin with a number that counts up: see receipts.destination.MailFolder.
     return sorted(folder.glob("*.eml"), reverse=True)
 
 

@@ -13,8 +13,29 @@ def env(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
-def env_flag(name: str) -> bool:
-    return env(name).strip().lower() in {"1", "true", "yes", "on"}
+def env_flag(name: str, default: str = "") -> bool:
+    return env(name, default).strip().lower() in {"1", "true", "yes", "on"}
+
+
+def env_choice(name: str, *choices: str) -> str:
+    """One of the choices; the first is the default."""
+    value = env(name, choices[0])
+    if value not in choices:
+        raise ImproperlyConfigured(f"{name}={value} is not known: choose {' or '.join(choices)}.")
+    return value
+
+
+def env_seconds(name: str, default: str) -> float:
+    value = env(name, default)
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= 3600:
+        raise ImproperlyConfigured(
+            f"{name}={value} is no usable time: give seconds, more than 0, at most 3600."
+        )
+    return seconds
 
 
 def env_list(name: str, default: str = "") -> list[str]:
@@ -135,6 +156,21 @@ EMAIL_USE_TLS = env_flag("EMAIL_USE_TLS")
 EMAIL_TIMEOUT = 10
 DEFAULT_FROM_EMAIL = env("DEFAULT_FROM_EMAIL", "Paper & Ink <receipts@shop.example>")
 SERVER_EMAIL = DEFAULT_FROM_EMAIL
+
+# Receipts: by which way, and what to do where nobody can tell whether one was sent. "repeat" may
+# show a customer the same receipt twice, "park" keeps it until a person has looked.
+
+RECEIPTS_BY = env_choice("RECEIPTS_BY", "smtp", "provider")
+RECEIPTS_WHEN_UNCERTAIN = env_choice("RECEIPTS_WHEN_UNCERTAIN", "repeat", "park")
+RECEIPTS_PROVIDER_URL = env("RECEIPTS_PROVIDER_URL").rstrip("/")
+RECEIPTS_PROVIDER_TOKEN = env("RECEIPTS_PROVIDER_TOKEN")
+RECEIPTS_PROVIDER_LOOKUP = env_flag("RECEIPTS_PROVIDER_LOOKUP", "on")
+RECEIPTS_TIMEOUT = env_seconds("RECEIPTS_TIMEOUT", "10")  # of each step of a call to the provider
+if RECEIPTS_BY == "provider" and not RECEIPTS_PROVIDER_URL.startswith(("http://", "https://")):
+    raise ImproperlyConfigured(
+        f"RECEIPTS_BY=provider needs its address: RECEIPTS_PROVIDER_URL={RECEIPTS_PROVIDER_URL} is"
+        " no http:// or https:// URL."
+    )
 
 # Where a local mail server leaves its mails as files; with it, the shop shows them at /mails/.
 SHOP_MAIL_FOLDER = env("SHOP_MAIL_FOLDER") or None

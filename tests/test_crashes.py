@@ -21,10 +21,10 @@ from outbox.embedded import Servers
 from outbox.failpoints import VARIABLE, Failpoint
 from outbox.lifecycle import finish
 from outbox.lifecycle.claim import Claim
-from outbox.models import OutboxEntry
+from outbox.models import OutboxEffect, OutboxEntry
 from outbox.states import State
 from tests import tasks
-from tests.factories import PAST, at, make_entry, reread
+from tests.factories import AHEAD, PAST, at, begin_effect, make_entry, reread
 from tests.waiting import runs, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -246,6 +246,24 @@ def test_killed_in_an_effect_that_can_be_verified_it_happens_once(
     assert (entry.attempts, entry.crashes) == (2, 1)
     assert path.read_text() == f"{entry.pk}:line\n"
     assert entry.result == {"key": f"{entry.pk}:line"}
+
+
+def test_a_worker_outlives_an_effect_that_may_still_be_under_way(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "lines"
+    entry = make_entry(task="tests.tasks.writing_verified", args=[str(path)])
+    begin_effect(entry, "line", performer_until=at(AHEAD))
+    worker = start_worker()
+    maintenance.dispatch(APP, using="default")
+    wait_until(lambda: reread(entry).releases == 1)
+    waits = reread(entry)
+    assert (waits.status, waits.attempts) == (State.PENDING, 1)
+    assert not path.exists()
+    OutboxEffect.objects.update(performer_until=at(PAST))
+    OutboxEntry.objects.filter(pk=entry.pk).update(available_at=at(PAST))
+    assert dispatched_until(entry.pk).attempts == 2
+    assert worker.alive
 
 
 @pytest.mark.parametrize(("point", "lines"), IN_AN_EFFECT)

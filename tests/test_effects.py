@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from outbox.errors import (
     EffectUnverified,
     MisuseError,
     PayloadError,
+    UnknownQueueError,
 )
 from outbox.lifecycle.reconcile import reconcile
 from outbox.models import OutboxEffect, OutboxEntry
@@ -464,6 +466,21 @@ def test_called_plainly_it_performs_and_keeps_no_ledger(outside: Outside) -> Non
     assert buying.apply().get() == {"number": 1}
     _body.pop()
     assert not OutboxEffect.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Cancelled("its run is over"),
+        EffectUncertain("nobody knows", key="k"),
+        EffectUnderWay("k", until=at()),
+        PayloadError("too large", task="t"),
+        UnknownQueueError("no such queue", queue="q"),
+    ],
+)
+def test_an_error_survives_the_way_from_a_pools_child_to_its_worker(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 # --- outside a task -----------------------------------------------------------------------------

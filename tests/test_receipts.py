@@ -19,9 +19,10 @@ from django.db import OperationalError
 
 from outbox.models import OutboxEntry
 from outbox.states import FINAL, State
+from receipts.destination import CannotListen
 from receipts.mail import receipt_message
 from receipts.progress import describe, progress_of
-from receipts.smtp import CannotListen, MailDestination
+from receipts.smtp import MailDestination
 from receipts.tasks import PASSING, UnknownOrder, send_receipt
 from shop.models import Order, OrderLine
 from tests.waiting import wait_until

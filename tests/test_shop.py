@@ -93,6 +93,29 @@ def test_shop_that_others_can_reach_needs_a_key_of_its_own(
     assert starts or "Set DJANGO_SECRET_KEY" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RECEIPTS_BY": "pigeon"}, "RECEIPTS_BY=pigeon is not known: choose smtp or provider."),
+        ({"RECEIPTS_WHEN_UNCERTAIN": "ask"}, "=ask is not known: choose repeat or park."),
+        ({"RECEIPTS_BY": "provider"}, "RECEIPTS_BY=provider needs its address"),
+        ({"RECEIPTS_TIMEOUT": "soon"}, "RECEIPTS_TIMEOUT=soon is no usable time"),
+        ({"RECEIPTS_TIMEOUT": "nan"}, "RECEIPTS_TIMEOUT=nan is no usable time"),
+        ({"RECEIPTS_TIMEOUT": "0"}, "RECEIPTS_TIMEOUT=0 is no usable time"),
+    ],
+)
+def test_way_of_receipts_that_cannot_work_is_refused_in_clear_words(
+    environment: dict[str, str], words: str
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "import shop.settings"],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert words in run.stderr.splitlines()[-1]
+
+
 # Placing an order
 
 

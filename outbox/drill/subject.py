@@ -16,7 +16,9 @@ from outbox.embedded.errors import INSTALL
 #: atomic: in the database, with the completion. verified: the receiving side can be asked.
 #: keyed: it drops what comes again under the same key. blind: neither.
 Kind = Literal["atomic", "verified", "keyed", "blind"]
-Mode = Literal["ok", "refuse", "hang"]
+#: hang: takes it whole, does nothing, and answers only when the mode changes. silent: does it, and
+#: never answers.
+Mode = Literal["ok", "refuse", "hang", "silent"]
 
 OWNER_ADDRESS = "owner@drill.example"  # where every owner's mail goes during a drill
 
@@ -46,6 +48,12 @@ class Subject(Protocol):
 
     Made once for a drill, without arguments. `find` may use Django's models; `place` runs in a
     thread and may not.
+
+    It may also have these, which are asked for by `getattr`:
+
+    `kinds: Mapping[str, Mapping[str, Any]]`: settings on top of `settings`, by a name for each,
+        under which the same obligation is met in another way ("verified", "keyed", "parked").
+    `requests(placed) -> int`: how many requests for it the destination saw, whatever came of them.
     """
 
     #: The durable task that is owed, by its name.
@@ -71,7 +79,10 @@ class Subject(Protocol):
         """Complete `placed` from what is committed in the database; None where nothing is."""
 
     def destination(self, mode: Mode) -> None:
-        """How the destination answers from now on. Mails to `OWNER_ADDRESS` pass always."""
+        """How the destination answers from now on. Mails to `OWNER_ADDRESS` pass always.
+
+        One that cannot be silent raises ValueError.
+        """
 
     def hanging(self) -> int | None:
         """How many attempts hang at the destination now; None where this cannot be seen."""
