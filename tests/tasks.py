@@ -354,7 +354,7 @@ def writing_verified(self: OutboxTask, path: str) -> Any:
 @shared_task(base=OutboxTask)
 def hearing(request: Any, error: Exception, traceback: str, path: str) -> None:
     """An errback that Celery calls, with all that is known."""
-    note(path, f"{request.id} called: {type(error).__name__}: {error}")
+    note(path, f"{request.id} called: {error!r}")
 
 
 @shared_task(base=OutboxTask)

@@ -19,7 +19,8 @@ import outbox
 from outbox import maintenance, transitions
 from outbox.errors import EntryFailed, NotFollowed
 from outbox.events import Note
-from outbox.lifecycle import follow, lease
+from outbox.lifecycle import finish, follow, lease
+from outbox.lifecycle.claim import Claim, take
 from outbox.lifecycle.publish import dispatch, render
 from outbox.models import OutboxEntry
 from outbox.states import State
@@ -76,20 +77,20 @@ def is_heard(entry: OutboxEntry, path: Path, *, error: str) -> None:
 
 # What ends a run: the signature, what its row is changed to, and what the errback hears.
 RUNS: dict[str, tuple[Callable[[Path], Any], dict[str, int], str]] = {
-    "an error": (lambda _: tasks.failing.s("no"), {}, "ValueError: no"),
+    "an error": (lambda _: tasks.failing.s(7), {}, "ValueError(7)"),
     "the retry budget": (
-        lambda folder: tasks.flaky.s(str(folder / "tries")), {}, "Passing: attempt 3"
+        lambda folder: tasks.flaky.s(str(folder / "tries")), {}, "Passing('attempt 3')"
     ),
-    "the retry deadline": (lambda _: tasks.hopeless.s(), {}, "Passing: no"),
-    "Reject": (lambda _: tasks.rejecting.s(), {}, "TaskExited: Reject: ('not mine', False)"),
-    "SystemExit": (lambda _: tasks.leaving.s("SystemExit"), {}, "SystemExit: SystemExit"),
-    "MemoryError": (lambda _: tasks.leaving.s("MemoryError"), {}, "MemoryError: MemoryError"),
-    "before_start": (lambda _: tasks.unready.s(), {}, "RuntimeError: not ready"),
-    "a killed child": (lambda _: tasks.suicidal.s(), {"crash_limit": 1}, "EntryFailed: its child"),
+    "the retry deadline": (lambda _: tasks.hopeless.s(), {}, "Passing('no')"),
+    "Reject": (lambda _: tasks.rejecting.s(), {}, "TaskExited(\"Reject: ('not mine', False)\")"),
+    "SystemExit": (lambda _: tasks.leaving.s("SystemExit"), {}, "SystemExit('SystemExit')"),
+    "MemoryError": (lambda _: tasks.leaving.s("MemoryError"), {}, "MemoryError('MemoryError')"),
+    "before_start": (lambda _: tasks.unready.s(), {}, "RuntimeError('not ready')"),
+    "a killed child": (lambda _: tasks.suicidal.s(), {"crash_limit": 1}, ""),
     "the hard time limit": (
         lambda folder: tasks.limited.s(str(folder / "never")),
         {"failure_limit": 1},
-        "TimeLimitExceeded: 1 seconds",
+        "TimeLimitExceeded('1 seconds')",
     ),
 }  # fmt: skip
 
@@ -106,7 +107,7 @@ def test_errbacks_happen_once_whatever_ends_the_run(tmp_path: Path, how: str) ->
     entry = ended(result)
     assert entry.status == State.FAILED
     if how == "a killed child":
-        error = f"EntryFailed: {entry.error}"
+        error = repr(EntryFailed(entry.error))
     is_heard(entry, path, error=error)
 
 
@@ -143,7 +144,7 @@ def test_errbacks_happen_once_where_no_run_ended_it(tmp_path: Path, error: str) 
     wait_until(lambda: maintenance.dispatch(APP, using=USING) and reread(entry).is_final)
     failed = reread(entry)
     assert failed.error.startswith(error)
-    is_heard(entry, path, error=f"EntryFailed: {failed.error}")
+    is_heard(entry, path, error=repr(EntryFailed(failed.error)))
 
 
 def test_an_end_that_is_rolled_back_owes_nothing_and_a_repeated_one_no_more() -> None:
@@ -157,6 +158,23 @@ def test_an_end_that_is_rolled_back_owes_nothing_and_a_repeated_one_no_more() ->
     (row,) = owed()
     assert (row.queue, row.subject, row.owner, row.parent_id) == ("far", "a:1", "", entry.pk)
     assert (row.args, row.kwargs) == ([str(entry.pk), "errbacks", 0, USING], {})
+
+
+def test_a_success_whose_reply_was_lost_is_followed_once() -> None:
+    links = {"callbacks": [tasks.add.s(1)], "chain": [tasks.add.s(3), tasks.add.s(2)]}
+    entry = make_entry(State.PUBLISHED, options=links)
+    claim = take(tasks.add, entry.pk, [], {}, using=USING, stopping=lambda: False)
+    assert isinstance(claim, Claim)
+    endings = []
+    for _ in range(2):
+        tasks.add.push_request(**links)
+        endings.append(finish.succeed(tasks.add, claim, 5))
+        assert (tasks.add.request.callbacks, tasks.add.request.chain) == (None, None)
+        tasks.add.pop_request()
+    assert endings == [Ending.RECORDED, Ending.REPEATED]
+    rows = OutboxEntry.objects.filter(parent_id=entry.pk).order_by("pk")
+    assert [row.args for row in rows] == [[5, 1], [5, 2]]
+    assert owed() == []
 
 
 def test_an_end_that_is_no_failure_owes_no_errback() -> None:
