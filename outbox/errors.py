@@ -62,6 +62,10 @@ class EntryFailed(OutboxError):
     """What `AsyncResult.get()` raises of an entry that failed without a run of it raising."""
 
 
+class NotFollowed(OutboxError):
+    """What follows an entry's end cannot be published, or is not known to this worker: later."""
+
+
 class NotPerformed(OutboxError):
     """Raised by `perform` where the effect has certainly not happened, such as a refused recipient.
 

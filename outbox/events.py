@@ -29,6 +29,7 @@ class Note:
     reason: str = ""
     error: str = ""
     traceback: str = ""
+    exception: str = ""  # as JSON, for errbacks; empty where the row's own words must do
 
 
 def record(entry: OutboxEntry, verb: Verb | str, *, to: str, note: Note) -> None:

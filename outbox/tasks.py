@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from asgiref.sync import sync_to_async
 from celery import Celery, shared_task
@@ -13,12 +13,12 @@ from celery.contrib.django.task import DjangoTask
 from celery.result import AsyncResult
 
 from outbox.conf import RANGE, in_range, settings
-from outbox.errors import ConfigurationError, MisuseError
-from outbox.lifecycle import cancel, run
+from outbox.errors import ConfigurationError, MisuseError, NotFollowed
+from outbox.lifecycle import cancel, follow, run
 from outbox.lifecycle import effect as ledger
 from outbox.lifecycle.effect import Perform, Verify
 from outbox.lifecycle.finish import Again, when_to_run
-from outbox.transitions import TELL_OWNER
+from outbox.transitions import FOLLOW, TELL_OWNER, Kind
 from outbox.worker import tracer
 
 _CHOICES = {
@@ -326,6 +326,31 @@ def tell_owner(entry_id: str, owner: str, using: str, over_age: int = 0) -> None
         owners.tell_over_age(entry_id, count=over_age, owner=owner, using=using)
     else:
         owners.tell(entry_id, owner=owner, using=using)
+
+
+@shared_task(
+    base=OutboxTask,
+    bind=True,
+    name=FOLLOW,
+    atomic=True,
+    autoretry_for=(NotFollowed,),
+    retry_backoff=5,
+    max_retries=12,
+    ignore_result=True,
+)
+def follow_end(
+    self: OutboxTask,
+    entry_id: str,
+    kind: str,
+    index: int,
+    using: str,
+    exception: Mapping[str, Any] | None = None,
+) -> None:
+    """Owe or call what follows an entry's end: one link, a chain's next step, one errback.
+
+    `exception`: what it failed with, where a worker knew it, as Celery's backends store it.
+    """
+    follow.follow(self.app, UUID(entry_id), Kind(kind), index, exception=exception, using=using)
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -23,6 +23,8 @@ USING = "default"
 NOTE = Note("tests", "because", error="ValueError: no", traceback="Traceback …")
 HOUR = timedelta(hours=1)
 
+FOLLOWED: dict[str, list[Any]] = {"callbacks": [{}], "chain": [{}, {}], "errbacks": [{}, {}]}
+
 # What passes when time does. Each moves back, since the database's own clock cannot be set.
 CLOCKS = (
     "available_at", "publish_after", "expires_at", "due_at", "deadline_at", "lease_until",
@@ -50,7 +52,12 @@ def clear() -> None:
 
 
 def enqueue(number: int, terms: Terms) -> bool:
-    asked = {"on_crash": terms.on_crash, "max_crashes": terms.max_crashes, "unique_key": terms.key}
+    asked = {
+        "on_crash": terms.on_crash,
+        "max_crashes": terms.max_crashes,
+        "unique_key": terms.key,
+        **(FOLLOWED if terms.is_followed else {}),
+    }
     row = {
         "id": UUID(int=number),
         "task": terms.task,

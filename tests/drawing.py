@@ -190,4 +190,5 @@ TERMS = st.builds(
     max_crashes=st.sampled_from([None, 1]),
     on_crash=st.sampled_from(["retry", "retry", "retry", "park", "fail"]),
     owner=st.sampled_from(["", "tests"]),
+    is_followed=st.booleans(),
 )

@@ -16,6 +16,8 @@ from tests.calls import HOUR
 from tests.model import CANCELLED, FAILED, FINAL, RUNNING, STEPS, UNCERTAIN, Row
 
 TELL_OWNER = "outbox.tell_owner"
+FOLLOW = "outbox.follow"
+INTERNAL = (TELL_OWNER, FOLLOW)
 COUNTERS = ("attempts", "failures", "crashes", "releases", "strands", "publishes")
 PLAIN = (
     "status", "version", *COUNTERS, "forgiven_failures", "failure_limit", "crash_limit",
@@ -35,6 +37,7 @@ class Seen:
     effects: Mapping[str, str]
     events: tuple[tuple[str, str, str], ...]
     words: int
+    followers: int
 
     @property
     def status(self) -> str:
@@ -42,12 +45,13 @@ class Seen:
 
 
 def look() -> dict[int, Seen]:
-    """Every entry but the messages to owners: they are counted to the entry that they are about."""
-    effects, events, words = _effects(), _events(), _words()
+    """Every entry but the outbox's own, which are counted to the entry that they are about."""
+    effects, events = _effects(), _events()
+    words, followers = _owed(TELL_OWNER), _owed(FOLLOW)
     names = ("id", "task", *PLAIN, *TIMES, *FLAGS.values(), "now")
-    rows = OutboxEntry.objects.exclude(task=TELL_OWNER).annotate(now=Now()).values(*names)
+    rows = OutboxEntry.objects.exclude(task__in=INTERNAL).annotate(now=Now()).values(*names)
     return {
-        pk.int: Seen(_columns(row), effects[pk], tuple(events[pk]), words[pk])
+        pk.int: Seen(_columns(row), effects[pk], tuple(events[pk]), words[pk], followers[pk])
         for row in rows
         for pk in [row["id"]]
     }
@@ -79,8 +83,8 @@ def _events() -> dict[UUID, list[tuple[str, str, str]]]:
     return found
 
 
-def _words() -> Counter[UUID | None]:
-    return Counter(OutboxEntry.objects.filter(task=TELL_OWNER).values_list("parent_id", flat=True))
+def _owed(task: str) -> Counter[UUID | None]:
+    return Counter(OutboxEntry.objects.filter(task=task).values_list("parent_id", flat=True))
 
 
 def differences(row: Row, seen: Seen, *, now: int) -> Iterator[str]:
@@ -95,6 +99,7 @@ def differences(row: Row, seen: Seen, *, now: int) -> Iterator[str]:
     yield from _difference("effects", row.effects, seen.effects)
     yield from _difference("events", row.events, list(seen.events))
     yield from _difference("messages to its owner", row.words, seen.words)
+    yield from _difference("what follows its ends", row.followers, seen.followers)
 
 
 def _difference(name: str, due: Any, found: Any) -> Iterator[str]:

@@ -61,6 +61,7 @@ class Terms:
     max_crashes: int | None = None
     on_crash: str = "retry"
     owner: str = ""
+    is_followed: bool = False  # by a link, the rest of a chain, and two errbacks
 
     @property
     def is_synced(self) -> bool:
@@ -108,6 +109,7 @@ class Row:
     erased: bool = False
     ended: str = ""  # how the run of the token that the row keeps has ended
     words: int = 0  # messages owed to the owner
+    followers: int = 0  # links, steps of a chain and errbacks owed by its ends
     effects: dict[str, str] = field(default_factory=dict)  # name → begun, done or cleared
     events: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -130,6 +132,8 @@ class Row:
             self.events.append((verb, self.status, to))
         if to in GIVEN_UP and to != self.status and self.terms.owner:
             self.words += 1
+        if self.terms.is_followed and to != self.status:
+            self.followers += {FAILED: 2, SUCCEEDED: 2 * (verb == "resolve")}.get(to, 0)
         vars(self).update(changes, status=to, version=self.version + 1, finished=to in FINAL)
         if self.finished:
             self.unique_key = None

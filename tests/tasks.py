@@ -357,3 +357,49 @@ def writing_verified(self: OutboxTask, path: str) -> Any:
         return Found({"key": key}) if there else NOT_FOUND
 
     return self.effect("line", partial(_write, path), verify=verify, timeout=0.1)
+
+
+@shared_task(base=OutboxTask)
+def hearing(request: Any, error: Exception, traceback: str, path: str) -> None:
+    """An errback that Celery calls, with all that is known."""
+    note(path, f"{request.id} called: {error!r}")
+
+
+@shared_task(base=OutboxTask)
+def hearing_of(task_id: str, path: str) -> None:
+    """An errback that is owed, with the ID alone."""
+    note(path, f"{task_id} owed")
+
+
+@shared_task(base=OutboxTask)
+def deaf(request: Any, error: Exception, traceback: str) -> None:
+    """An errback that fails itself, after it has written something."""
+    Group.objects.create(name="undone")
+    raise error
+
+
+@shared_task(base=OutboxTask)
+def hearing_once(request: Any, error: Exception, traceback: str) -> None:
+    """An errback with an effect in the database."""
+    Group.objects.create(name=str(error))
+
+
+@shared_task(base=OutboxTask, on_crash="park")
+def careful_add(x: int, y: int) -> int:
+    """Dies, and is not run again by itself."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return x + y
+
+
+@shared_task(base=OutboxTask)
+def add_where_allowed(x: int, y: int, path: str) -> int:
+    """Fail until the file is there."""
+    if not Path(path).exists():
+        raise ValueError(path)
+    return x + y
+
+
+@shared_task(base=OutboxTask)
+def looking_at_errbacks() -> int:
+    """What the body sees of them, and then a failure."""
+    raise ValueError(len(looking_at_errbacks.request.errbacks))

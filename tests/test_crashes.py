@@ -211,6 +211,44 @@ def test_killed_between_body_and_ending_an_atomic_effect_happens_once(
     assert Group.objects.count() == 1
 
 
+def test_killed_for_the_last_time_its_errbacks_are_owed_by_whoever_finds_it(
+    start_worker: Start, marker: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ran"
+    first = start_worker(**armed(Failpoint.CLAIMED, marker))
+    errback = tasks.hearing_of.s(str(path))
+    with transaction.atomic():
+        result = tasks.noted.apply_async((str(path),), link_error=errback)
+        OutboxEntry.objects.filter(pk=result.id).update(crash_limit=1)
+    kill_at(marker, first)
+    start_worker(name="second")
+    entry = dispatched_until(result.id, State.FAILED)
+    assert (entry.attempts, entry.crashes) == (1, 1)
+    dispatched_until(_owed_after(entry, "outbox.follow").pk)
+    dispatched_until(_owed_after(entry, "tests.tasks.hearing_of").pk)
+    assert path.read_text() == f"{entry.pk} owed\n"
+
+
+def test_killed_in_an_errback_what_that_wrote_happens_once(
+    start_worker: Start, marker: Path
+) -> None:
+    first = start_worker("-c", "1", **armed(Failpoint.RETURNED, marker))
+    result = tasks.looking_at_errbacks.apply_async(link_error=tasks.hearing_once.s())
+    entry = dispatched_until(result.id, State.FAILED)
+    following = _owed_after(entry, "outbox.follow")
+    maintenance.dispatch(APP, using="default")
+    kill_at(marker, first)
+    assert reread(following).status == State.RUNNING
+    start_worker(name="second")
+    after = dispatched_until(following.pk)
+    assert (after.attempts, after.crashes) == (2, 1)
+    assert [group.name for group in Group.objects.all()] == ["1"]
+
+
+def _owed_after(entry: OutboxEntry, task: str) -> OutboxEntry:
+    return OutboxEntry.objects.get(parent_id=entry.pk, task=task)
+
+
 IN_AN_EFFECT = [(Failpoint.BEGUN, 0), (Failpoint.PERFORMED, 1)]
 
 

@@ -11,6 +11,7 @@ import pytest
 import redis
 from django.db import transaction
 
+from outbox import maintenance
 from outbox.drill.processes import Process
 from outbox.errors import MisuseError
 from outbox.models import OutboxEntry, OutboxTick
@@ -46,6 +47,27 @@ def test_a_worker_claims_and_ends_it_where_it_lives(
     ended = OutboxEntry.objects.using("other").filter(pk=result.id, status=State.SUCCEEDED)
     assert wait_until(ended.exists)
     assert path.read_text() == f"{result.id} 0 ran\n"
+
+
+def test_what_follows_an_entry_is_owed_where_it_lives(
+    start_worker: Callable[..., Process], tmp_path: Path
+) -> None:
+    start_worker(TESTS_DATABASES="default,other")
+    path, app = tmp_path / "heard", tasks.add.app
+    link, step, errback = (
+        tasks.hearing_of.si(name, str(path)) for name in ("link", "step", "errback")
+    )
+    done = tasks.echo.si().set(link=link, using="other")
+    (done | step).apply_async(using="other")
+    tasks.failing.apply_async(link_error=errback, using="other")
+
+    def heard() -> bool:
+        maintenance.dispatch(app, using="other")
+        return path.exists() and path.read_text().count("\n") == 3
+
+    wait_until(heard, timeout=30)
+    assert sorted(path.read_text().split()) == ["errback", "link", "owed", "owed", "owed", "step"]
+    assert not OutboxEntry.objects.using("default").exists()
 
 
 _TICKS = """

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery.canvas import Signature, maybe_signature
 from celery.exceptions import Ignore, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.db import transaction
@@ -19,6 +18,7 @@ from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.errors import PayloadError
 from outbox.events import Note
+from outbox.lifecycle import follow
 from outbox.lifecycle.claim import Claim
 from outbox.outage import until_answered
 from outbox.states import Verb
@@ -85,7 +85,7 @@ def _succeed(task: OutboxTask, claim: Claim, result: Any, text: str | None) -> E
     with transaction.atomic(using=claim.using):
         ending = record()
         if ending is Ending.RECORDED:
-            _follow(task, claim, result)
+            follow.owe_links(task, claim, result)
     request.callbacks = request.chain = None  # written: Celery must not publish them too
     return ending
 
@@ -104,37 +104,6 @@ def late(claim: Claim) -> Ending:
         using=claim.using,
         what="completing",
     )
-
-
-def _follow(task: OutboxTask, claim: Claim, result: Any) -> None:
-    """Owe the links and the next step of a chain, in the ending's own transaction."""
-    request = task.request
-    order = {"parent_id": str(claim.id), "root_id": str(claim.root_id or claim.id)}
-    if task.app.conf.task_inherit_parent_priority:
-        order["priority"] = claim.priority  # type: ignore[assignment]
-    for link in request.callbacks or ():
-        _owe(task, claim, link, (result,), order)
-    if request.chain:
-        *rest, step = request.chain
-        _owe(task, claim, step, (result,), {**order, "chain": rest})
-
-
-def _owe(
-    task: OutboxTask, claim: Claim, link: Any, args: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    signature: Signature = maybe_signature(link, app=task.app)
-    publish = partial(signature.apply_async, args, **options)
-    if _is_plain(task, signature):
-        # A plain task's message cannot be taken back: not before the ending has committed.
-        transaction.on_commit(publish, using=claim.using)
-    else:
-        publish()
-
-
-def _is_plain(task: OutboxTask, signature: Signature) -> bool:
-    registered = task.app.tasks.get(signature.task)
-    composite = signature.get("subtask_type") is not None
-    return not composite and not getattr(registered, "is_durable", False)
 
 
 def _result_text(task: OutboxTask, claim: Claim, result: Any) -> str | None:
@@ -164,7 +133,7 @@ def retry(
             claim.id,
             token=claim.token,
             delay=again.delay,
-            note=_note(error),
+            note=_note(claim, error),
             changes=again.changes,
             using=claim.using,
         ),
@@ -198,7 +167,7 @@ def fail(
             transitions.fail,
             claim.id,
             token=claim.token,
-            note=_note(error, traceback=traceback),
+            note=_note(claim, error, traceback=traceback),
             using=claim.using,
         ),
         using=claim.using,
@@ -235,7 +204,7 @@ def park(claim: Claim, error: BaseException) -> Ending:
             transitions.park,
             claim.id,
             token=claim.token,
-            note=_note(error),
+            note=_note(claim, error),
             using=claim.using,
         ),
         using=claim.using,
@@ -269,6 +238,8 @@ def settle(claim: Claim, *, reason: str) -> bool:
     )
 
 
-def _note(error: BaseException, *, traceback: str | None = None) -> Note:
+def _note(claim: Claim, error: BaseException, *, traceback: str | None = None) -> Note:
     text = traceback or "".join(tracebacks.format_exception(error))
-    return Note("worker", error=f"{type(error).__name__}: {error}", traceback=text)
+    exception = follow.as_stored(error) if claim.options.get("errbacks") else ""
+    words = f"{type(error).__name__}: {error}"
+    return Note("worker", error=words, traceback=text, exception=exception)

@@ -59,7 +59,7 @@ def as_request(run: Run) -> dict[str, Any]:
         "root_id": str(claim.root_id or claim.id),
         "parent_id": claim.parent_id and str(claim.parent_id),
         "callbacks": options.get("callbacks"),
-        "errbacks": options.get("errbacks"),
+        "errbacks": None,  # owed by the ending: Celery calls none, whatever it meets
         "chain": options.get("chain"),
         "chord": options.get("chord"),
         "group": options.get("group_id"),
@@ -101,10 +101,12 @@ def perform(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
 
 
 def _body(task: OutboxTask, run: Run, args: Any, kwargs: Any) -> Any:
+    task.request.errbacks = run.claim.options.get("errbacks")  # the body may look at them
     try:
         with soft_limit.let_in():
             return task.run(*args, **kwargs)
     finally:
+        task.request.errbacks = None
         if os.getpid() != run.pid:
             _end_copy(run)
 

@@ -24,6 +24,7 @@ from outbox.transitions.endings import (
     succeed,
     time_out,
 )
+from outbox.transitions.followers import FOLLOW, Kind, followers
 from outbox.transitions.jobs import claim, enqueue, plain_row, publish, renew
 from outbox.transitions.moves import TELL_OWNER, Ending, Holder, begun_effects
 from outbox.transitions.people import (
@@ -55,11 +56,13 @@ from outbox.transitions.repairs import (
 )
 
 __all__ = [
+    "FOLLOW",
     "TELL_OWNER",
     "Asked",
     "Begin",
     "Ending",
     "Holder",
+    "Kind",
     "Standing",
     "adopt",
     "begin_effect",
@@ -75,6 +78,7 @@ __all__ = [
     "erase",
     "expire",
     "fail",
+    "followers",
     "hand_off",
     "late",
     "lost_run",

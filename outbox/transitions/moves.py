@@ -20,6 +20,7 @@ from outbox.events import ERROR_LIMIT, TRACEBACK_LIMIT, Note, record, tell
 from outbox.models import EntryQuerySet, OutboxEffect, OutboxEntry
 from outbox.payload import clean, dumps
 from outbox.states import EDGES, State, Verb
+from outbox.transitions.followers import owe_followers
 from outbox.transitions.jobs import enqueue, plain_row
 
 TELL_OWNER = "outbox.tell_owner"
@@ -141,6 +142,8 @@ def move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any) 
         record(entry, verb, to=to, note=note)
     if to in (State.FAILED, State.UNCERTAIN) and to != entry.status:
         owe_word_to_owner(entry, queue=entry.queue, using=using)
+    if to != entry.status:
+        owe_followers(entry, verb, to, exception=note.exception, using=using)
     extra = {
         "to": str(to),
         "actor": note.actor,

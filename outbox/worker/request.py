@@ -14,6 +14,7 @@ from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 from celery.worker.request import Request
 from celery.worker.state import task_ready
+from kombu.utils.objects import cached_property
 
 from outbox.clock import as_uuid
 from outbox.conf import default_database, settings
@@ -47,6 +48,14 @@ class OutboxRequest(Request):
             self.run = Run(entry_id, process, using)
             runs.begin(self.run)
         super().on_accepted(pid, time_accepted)
+
+    @cached_property
+    def _context(self) -> Any:
+        """An entry's errbacks are owed by its ending: this process, too, calls none."""
+        context = super()._context
+        if self.task.is_durable:
+            context.errbacks = None
+        return context
 
     def revoked(self) -> bool:
         """Celery remembers revoked IDs for hours, which would eat a later requeue: the row says."""
