@@ -52,6 +52,7 @@ class ReceiptSubject:
             "RECEIPTS_WHEN_UNCERTAIN": "repeat",
             "RECEIPTS_TIMEOUT": PROVIDER_SECONDS,
         },
+        "repeated": {"RECEIPTS_BY": "smtp", "RECEIPTS_WHEN_UNCERTAIN": "repeat"},
         "parked": {"RECEIPTS_BY": "smtp", "RECEIPTS_WHEN_UNCERTAIN": "park"},
     }
 

@@ -52,7 +52,8 @@ class Subject(Protocol):
     It may also have these, which are asked for by `getattr`:
 
     `kinds: Mapping[str, Mapping[str, Any]]`: settings on top of `settings`, by a name for each,
-        under which the same obligation is met in another way ("verified", "keyed", "parked").
+        under which the same obligation is met in another way, each through the ledger: "verified",
+        "keyed", "repeated" (under its key, at a destination that does not know keys), "parked".
     `requests(placed) -> int`: how many requests for it the destination saw, whatever came of them.
     """
 
