@@ -47,6 +47,12 @@ def consumed(*, using: str) -> set[str]:
     return {name for names in _living(using).values_list("queues", flat=True) for name in names}
 
 
+def consumed_queue(name: str, *, using: str) -> str:
+    """That queue, where a live worker consumes it or none says what; else one that is consumed."""
+    known = consumed(using=using)
+    return name if name in known or not known else min(known)
+
+
 def without_living_owner(rows: EntryQuerySet) -> EntryQuerySet:
     """Of these runs, those whose owner does not say that it lives and holds them.
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db.models.functions import Now
 
-from outbox.models import OutboxEffect, OutboxEntry, OutboxEvent
+from outbox.models import OutboxEffect, OutboxEntry, OutboxEvent, OutboxNotice
 from tests.calls import HOUR
 from tests.model import CANCELLED, FAILED, FINAL, RUNNING, STEPS, UNCERTAIN, Row
 
@@ -42,7 +42,7 @@ class Seen:
 
 
 def look() -> dict[int, Seen]:
-    """Every entry but the messages to owners: they are counted to the entry that they are about."""
+    """Every entry but the messages to owners: what these tell is counted to the entry."""
     effects, events, words = _effects(), _events(), _words()
     names = ("id", "task", *PLAIN, *TIMES, *FLAGS.values(), "now")
     rows = OutboxEntry.objects.exclude(task=TELL_OWNER).annotate(now=Now()).values(*names)
@@ -79,8 +79,8 @@ def _events() -> dict[UUID, list[tuple[str, str, str]]]:
     return found
 
 
-def _words() -> Counter[UUID | None]:
-    return Counter(OutboxEntry.objects.filter(task=TELL_OWNER).values_list("parent_id", flat=True))
+def _words() -> Counter[UUID]:
+    return Counter(OutboxNotice.objects.values_list("entry_id", flat=True))
 
 
 def differences(row: Row, seen: Seen, *, now: int) -> Iterator[str]:
@@ -94,7 +94,7 @@ def differences(row: Row, seen: Seen, *, now: int) -> Iterator[str]:
         )
     yield from _difference("effects", row.effects, seen.effects)
     yield from _difference("events", row.events, list(seen.events))
-    yield from _difference("messages to its owner", row.words, seen.words)
+    yield from _difference("notices to its owner", row.words, seen.words)
 
 
 def _difference(name: str, due: Any, found: Any) -> Iterator[str]:

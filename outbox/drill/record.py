@@ -9,10 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox.lifecycle.cancel import cancel
-from outbox.models import EntryQuerySet, OutboxEntry, OutboxEvent, OutboxTick
+from outbox.models import EntryQuerySet, OutboxEntry, OutboxEvent, OutboxNotice, OutboxTick
 from outbox.states import FINAL, State
 from outbox.ticks import DISPATCH
-from outbox.transitions import TELL_OWNER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +88,8 @@ def _since(moment: datetime, *, tasks: Collection[str]) -> EntryQuerySet:
 
 
 def owner_is_told(job_id: UUID) -> bool:
-    """Whether the message that is owed to the job's owner has been sent."""
-    messages = OutboxEntry.objects.filter(task=TELL_OWNER, parent_id=job_id)
-    return messages.filter(status=State.SUCCEEDED).exists()
+    """Whether the job's owner has been sent a message that tells of it."""
+    return OutboxNotice.objects.filter(entry=job_id, told_at__isnull=False).exists()
 
 
 def jobs(job_ids: Collection[UUID]) -> tuple[Job, ...]:
