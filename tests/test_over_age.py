@@ -142,7 +142,8 @@ def test_a_requeued_entry_may_be_told_of_again() -> None:
 def test_where_there_is_no_owner_nobody_is_told_and_it_is_counted_once() -> None:
     make_entry(due_at=ago(hours=1))
     assert [look().over_age, look().over_age] == [1, 0]
-    assert words() == noted() == []
+    assert words() == []
+    assert noted() == []
 
 
 def test_the_word_itself_is_told_of_to_nobody_when_it_is_old(settings: Any) -> None:
@@ -185,7 +186,8 @@ def test_two_passes_at_once_tell_of_an_entry_once(second: Any) -> None:
         second.execute("UPDATE celery_outbox_entry SET over_age_at = now()")
         assert look().over_age == 0  # it waits for nobody
     assert look().over_age == 0
-    assert words() == noted() == []
+    assert words() == []
+    assert noted() == []
     assert reread(entry).over_age_at is not None
 
 
@@ -193,7 +195,8 @@ def test_a_mark_that_somebody_else_has_made_is_not_made_again_whatever_was_looke
     make_entry(due_at=ago(hours=1), over_age_at=ago(minutes=1), **OLD)
     rows = OutboxEntry.objects.filter(task="tests.tasks.add")
     assert transitions.note_over_age(rows, queue="celery", limit=9) == 0
-    assert words() == noted() == []
+    assert words() == []
+    assert noted() == []
 
 
 def test_what_an_earlier_release_owed_still_names_the_count_and_the_oldest() -> None:
