@@ -12,7 +12,7 @@ from django.db.models.functions import Cast, Now
 
 from outbox.clock import as_uuid
 from outbox.conf import settings
-from outbox.models import EntryQuerySet, OutboxWorker
+from outbox.models import EntryQuerySet, OutboxQueue, OutboxWorker
 from outbox.worker import counts, identity
 
 
@@ -47,9 +47,15 @@ def consumed(*, using: str) -> set[str]:
     return {name for names in _living(using).values_list("queues", flat=True) for name in names}
 
 
-def consumed_queue(name: str, *, using: str) -> str:
-    """That queue, where a live worker consumes it or none says what; else one that is consumed."""
-    known = consumed(using=using)
+def moving(*, using: str) -> set[str]:
+    """The queues that live workers consume, and that nobody has paused."""
+    paused = OutboxQueue.objects.using(using).filter(paused=True).values_list("name", flat=True)
+    return consumed(using=using).difference(paused)
+
+
+def moving_queue(name: str, *, using: str) -> str:
+    """That queue, where it moves, or none does; else one that moves."""
+    known = moving(using=using)
     return name if name in known or not known else min(known)
 
 

@@ -19,7 +19,7 @@ from outbox import signals, transitions
 from outbox.events import Note
 from outbox.lifecycle import lease, operate, prune, publish
 from outbox.lifecycle.reconcile import Findings, reconcile
-from outbox.models import OutboxEntry, OutboxNotice, OutboxWorker
+from outbox.models import OutboxEntry, OutboxNotice, OutboxQueue, OutboxWorker
 from outbox.states import OPEN, State
 from outbox.tasks import tell_owner
 from tests import tasks
@@ -328,12 +328,40 @@ def test_a_recoverer_that_would_wait_for_too_long_keeps_what_it_did_and_reconcil
     tell()
 
 
-def test_the_message_takes_a_queue_that_somebody_consumes() -> None:
-    """What expired in a queue that nobody consumes must not hold up all that the owner is told."""
-    OutboxWorker.objects.create(queues=["mail", "slow"], heartbeat_at=ago(seconds=0))
-    make_entry(queue="forgotten", **LATE)
+def consume(*queues: str) -> None:
+    OutboxWorker.objects.create(queues=queues, heartbeat_at=ago(seconds=0))
+
+
+@pytest.mark.parametrize("queue", ["forgotten", "paused"])
+def test_the_message_takes_a_queue_that_moves(queue: str) -> None:
+    """What fails in one that stands still must not hold up all that its owner is told."""
+    consume("mail", "paused", "slow")
+    OutboxQueue.objects.create(name="paused", paused=True)
+    make_entry(queue=queue, **LATE)
     lease.expire_late(using="default")
     assert owed()[0].queue == "mail"
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.PUBLISHED])
+def test_where_its_queue_has_come_to_a_stand_another_message_takes_its_place(state: State) -> None:
+    entry = failing()
+    (message,) = owed()
+    rows = OutboxEntry.objects.filter(pk=message.pk)
+    rows.update(status=state, published_at=at(), queue="forgotten", available_at=at(-EVERY))
+    assert look().untold == 0  # as far as anybody knows, no queue moves
+    consume("mail")
+    assert look().untold == 1
+    assert reread(message).status == State.CANCELLED
+    assert owed()[0].queue == "mail"
+    assert str(entry.pk) in str(tell().body)
+
+
+def test_a_message_that_is_not_yet_due_is_left_in_its_queue() -> None:
+    failing()
+    OutboxEntry.objects.update(queue="forgotten")
+    consume("mail")
+    assert look().untold == 0
+    assert owed()[0].queue == "forgotten"
 
 
 # --- words --------------------------------------------------------------------------------------

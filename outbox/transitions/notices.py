@@ -49,7 +49,7 @@ def owe_word_to_owners(
 ) -> None:
     """Note in the same transaction what the entries' owners are to be told, and owe the messages.
 
-    `queue`: which to take, where somebody consumes it.
+    `queue`: which to take, where it moves.
     """
     owners = [(entry, owner_of(entry)) for entry in entries]
     rows = [OutboxNotice(entry=entry, owner=owner, about=about) for entry, owner in owners if owner]
@@ -109,7 +109,7 @@ def _owe_message(owner: str, *, queue: str, using: str) -> None:
         "task": TELL_OWNER,
         "args": dumps([owner, using]),
         "options": dumps({"unique_key": owner}),
-        "queue": workers.consumed_queue(queue, using=using),
+        "queue": workers.moving_queue(queue, using=using),
         "unique_key": owner,
         "countdown": timedelta(seconds=every / _GATHER),
     }

@@ -23,10 +23,10 @@ class Pass:
     renew: Callable[[], None]  # to be called between steps: extends the tick's lease
 
     def queue_of(self, task: str) -> str:
-        """Where that task goes; if nobody consumes that, a queue that somebody does."""
+        """Where that task goes; if that is paused or nobody consumes it, a queue that moves."""
         routed = self.app.amqp.router.route({}, task).get("queue")
         name = str(getattr(routed, "name", routed or self.app.conf.task_default_queue))
-        return workers.consumed_queue(name, using=self.using)
+        return workers.moving_queue(name, using=self.using)
 
 
 @dataclass(frozen=True, kw_only=True)
