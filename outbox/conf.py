@@ -42,6 +42,7 @@ class Settings:
     MAX_CRASHES: int = 3
     OWNERS: Mapping[str, Collection[str]] = field(default_factory=dict)  # name → addresses
     DEFAULT_OWNER: str = ""
+    TELL_EVERY: float = 300  # an owner gets at most one message in so many seconds
     REDACT: Collection[str] = ()
     CODEC: str = ""  # reserved
     PAUSED: bool = False

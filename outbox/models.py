@@ -361,6 +361,36 @@ class OutboxEffect(models.Model):
         return self.key
 
 
+class OutboxNotice(models.Model):
+    """What an entry's owner is to be told of, and which message does. It holds no texts.
+
+    `told_by`: the entry of the message that has taken it. While `told_at` is null and that entry
+    has ended, or is gone, it is as if nobody had taken it.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    entry = models.ForeignKey(OutboxEntry, on_delete=models.CASCADE, related_name="notices")
+    owner = models.TextField()
+    about = models.TextField()  # "failed", "uncertain" or "over_age"
+    at = models.DateTimeField(db_default=Now())
+    told_by = models.UUIDField(null=True)
+    told_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "celery_outbox_notice"
+        verbose_name = "notice"
+        indexes = [
+            models.Index("owner", name="celery_outbox_untold", condition=Q(told_at__isnull=True)),
+            models.Index("owner", "told_at", name="celery_outbox_last_told"),
+            models.Index(
+                "told_by", name="celery_outbox_told_by", condition=Q(told_by__isnull=False)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner}: {self.about}"
+
+
 class OutboxWorker(models.Model):
     """A worker's boot: host names and PIDs are reused, this UUID is not."""
 

@@ -1,7 +1,9 @@
-"""Django signals, one for each verb, sent after the transition's commit.
+"""Django signals, one for each verb, sent after the transition's commit; and one for pagers.
 
-They carry `entry_id` (UUID), `task` (name), `status` (the state arrived at: a crash may end in
-"failed"), `owner` (str) and `using` (database alias). A receiver that raises stops nothing.
+Those of verbs carry `entry_id` (UUID), `task` (name), `status` (the state arrived at: a crash may
+end in "failed"), `owner` (str) and `using` (database alias). `owner_needed` is sent where somebody
+should look: an entry failed for good, waits for a person, or is over age. Instead of a status it
+carries `about`: "failed", "uncertain" or "over_age". A receiver that raises stops nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ entry_rejected = by_verb[Verb.REJECT]
 entry_cancelled = by_verb[Verb.CANCEL]
 entry_requeued = by_verb[Verb.REQUEUE]
 
+owner_needed = Signal()
+
 
 def announce(verb: Verb, *, entry_id: UUID, task: str, status: str, owner: str, using: str) -> None:
     """Send the verb's signal once the surrounding transaction has committed."""
@@ -37,5 +41,17 @@ def announce(verb: Verb, *, entry_id: UUID, task: str, status: str, owner: str, 
     def send() -> None:
         told = {"entry_id": entry_id, "task": task, "status": status}
         signal.send_robust(sender=verb, **told, owner=owner, using=using)
+
+    transaction.on_commit(send, using=using, robust=True)
+
+
+def announce_need(*, entry_id: UUID, task: str, about: str, owner: str, using: str) -> None:
+    """Send `owner_needed` once the surrounding transaction has committed; `owner` may be empty."""
+    if not owner_needed.receivers:
+        return
+
+    def send() -> None:
+        told = {"entry_id": entry_id, "task": task, "about": about, "owner": owner}
+        owner_needed.send_robust(sender=about, **told, using=using)
 
     transaction.on_commit(send, using=using, robust=True)

@@ -23,6 +23,22 @@ FROM (
 ON CONFLICT DO NOTHING
 """
 
+# A statement of its own, after the INSERT: that may have waited for the commit by which the owner's
+# last message was told, and would not have seen it. A message that failed for good counts as one
+# that was sent: else what is wrong with it would be tried without a pause.
+PUT_OFF = """
+UPDATE celery_outbox_entry AS e SET available_at = next.at, due_at = next.at
+FROM (
+  SELECT %(every)s::interval + GREATEST(
+    (SELECT max(told_at) FROM celery_outbox_notice WHERE owner = %(owner)s),
+    (SELECT max(tried.finished_at) FROM celery_outbox_notice AS n
+     JOIN celery_outbox_entry AS tried ON tried.id = n.told_by
+     WHERE n.owner = %(owner)s AND n.told_at IS NULL)
+  ) AS at
+) AS next
+WHERE e.id = %(id)s AND e.available_at < next.at
+"""
+
 # By version: an on-commit publish that marks late must not mark the entry's next life. The status
 # as an expression: on stale statistics the planner else reads the whole backlog through the index
 # on pending rows.

@@ -309,23 +309,25 @@ def prune_tick(self: _Tick) -> None:
 
 @shared_task(
     base=OutboxTask,
+    bind=True,
     name=TELL_OWNER,
     autoretry_for=(OSError,),
     retry_backoff=5,
     max_retries=12,
     ignore_result=True,
 )
-def tell_owner(entry_id: str, owner: str, using: str, over_age: int = 0) -> None:
-    """Tell an entry's owner, by e-mail, that it failed for good or waits for a person.
+def tell_owner(self: OutboxTask, *args: str, over_age: int = 0) -> None:
+    """Tell an owner, by one e-mail, of all that has been noted: `args` are owner and database.
 
-    `over_age`: so many of its task have been owed for too long, and it is the oldest.
+    Entries of before there were notices have the ID of the one entry as a first argument more, and
+    tell of that one: how it stands, or that `over_age` of its task have been owed for too long.
     """
     from outbox import owners
 
-    if over_age:
-        owners.tell_over_age(entry_id, count=over_age, owner=owner, using=using)
-    else:
-        owners.tell(entry_id, owner=owner, using=using)
+    if len(args) == 3:
+        owners.tell_of_one(*args, over_age=over_age)
+    elif (current := run.current(self)) is not None:  # called plainly, it has nothing to tell
+        owners.tell(current.claim, owner=args[0])
 
 
 @shared_task(

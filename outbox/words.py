@@ -15,3 +15,8 @@ def span(seconds: float) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """The count with its noun: `1 entry`, `2,000 entries`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning and an ellipsis where it is longer than so many characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -12,7 +12,7 @@ from django.db.models.functions import Cast, Now
 
 from outbox.clock import as_uuid
 from outbox.conf import settings
-from outbox.models import EntryQuerySet, OutboxWorker
+from outbox.models import EntryQuerySet, OutboxQueue, OutboxWorker
 from outbox.worker import counts, identity
 
 
@@ -45,6 +45,18 @@ def held_by_the_living(*, using: str) -> set[bytes]:
 def consumed(*, using: str) -> set[str]:
     """The queues that live workers say they consume."""
     return {name for names in _living(using).values_list("queues", flat=True) for name in names}
+
+
+def moving(*, using: str) -> set[str]:
+    """The queues that live workers consume, and that nobody has paused."""
+    paused = OutboxQueue.objects.using(using).filter(paused=True).values_list("name", flat=True)
+    return consumed(using=using).difference(paused)
+
+
+def moving_queue(name: str, *, using: str) -> str:
+    """That queue, where it moves, or none does; else one that moves."""
+    known = moving(using=using)
+    return name if name in known or not known else min(known)
 
 
 def without_living_owner(rows: EntryQuerySet) -> EntryQuerySet:

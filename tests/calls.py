@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from outbox import payload, transitions
 from outbox.events import Note
 from outbox.lifecycle import lease
-from outbox.models import EntryQuerySet, OutboxEffect, OutboxEntry, OutboxEvent
+from outbox.models import EntryQuerySet, OutboxEffect, OutboxEntry, OutboxEvent, OutboxNotice
 from outbox.states import State
 from outbox.transitions import Ending, Holder
 from tests.model import BACKOFF, LEASE, PENDING, Run, Terms
@@ -47,7 +47,7 @@ def subject(number: int) -> str:
 
 
 def clear() -> None:
-    for table in (OutboxEvent, OutboxEffect, OutboxEntry):
+    for table in (OutboxEvent, OutboxEffect, OutboxNotice, OutboxEntry):
         table.objects.all()._raw_delete(USING)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db.models.functions import Now
 
-from outbox.models import OutboxEffect, OutboxEntry, OutboxEvent
+from outbox.models import OutboxEffect, OutboxEntry, OutboxEvent, OutboxNotice
 from tests.calls import HOUR
 from tests.model import CANCELLED, FAILED, FINAL, RUNNING, STEPS, UNCERTAIN, Row
 
@@ -45,9 +45,9 @@ class Seen:
 
 
 def look() -> dict[int, Seen]:
-    """Every entry but the outbox's own, which are counted to the entry that they are about."""
+    """Every entry but the outbox's own; what owners are told and what follows is counted to it."""
     effects, events = _effects(), _events()
-    words, followers = _owed(TELL_OWNER), _owed(FOLLOW)
+    words, followers = _words(), _followers()
     names = ("id", "task", *PLAIN, *TIMES, *FLAGS.values(), "now")
     rows = OutboxEntry.objects.exclude(task__in=INTERNAL).annotate(now=Now()).values(*names)
     return {
@@ -83,8 +83,12 @@ def _events() -> dict[UUID, list[tuple[str, str, str]]]:
     return found
 
 
-def _owed(task: str) -> Counter[UUID | None]:
-    return Counter(OutboxEntry.objects.filter(task=task).values_list("parent_id", flat=True))
+def _followers() -> Counter[UUID | None]:
+    return Counter(OutboxEntry.objects.filter(task=FOLLOW).values_list("parent_id", flat=True))
+
+
+def _words() -> Counter[UUID]:
+    return Counter(OutboxNotice.objects.values_list("entry_id", flat=True))
 
 
 def differences(row: Row, seen: Seen, *, now: int) -> Iterator[str]:
@@ -98,7 +102,7 @@ def differences(row: Row, seen: Seen, *, now: int) -> Iterator[str]:
         )
     yield from _difference("effects", row.effects, seen.effects)
     yield from _difference("events", row.events, list(seen.events))
-    yield from _difference("messages to its owner", row.words, seen.words)
+    yield from _difference("notices to its owner", row.words, seen.words)
     yield from _difference("what follows its ends", row.followers, seen.followers)
 
 

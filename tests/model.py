@@ -108,7 +108,7 @@ class Row:
     finished: bool = False
     erased: bool = False
     ended: str = ""  # how the run of the token that the row keeps has ended
-    words: int = 0  # messages owed to the owner
+    words: int = 0  # that the owner is to be told
     followers: int = 0  # links, steps of a chain and errbacks owed by its ends
     effects: dict[str, str] = field(default_factory=dict)  # name → begun, done or cleared
     events: list[tuple[str, str, str]] = field(default_factory=list)
@@ -330,4 +330,5 @@ class Row:
         return self._move("erase", self.status)
 
     def may_be_pruned(self) -> bool:
-        return self.status in FINAL and not self.is_leased
+        """Not before its owner has been told, which here nobody ever is."""
+        return self.status in FINAL and not self.is_leased and not self.words

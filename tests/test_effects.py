@@ -256,8 +256,8 @@ def test_else_a_person_is_asked_and_the_owner_is_told(outside: Outside) -> None:
     assert outside.calls == []
     event = parked.events.get()
     assert (event.verb, event.actor) == ("park", "worker")
-    told = OutboxEntry.objects.get(parent_id=entry.pk)
-    assert told.task == "outbox.tell_owner"
+    assert OutboxEntry.objects.get(task="outbox.tell_owner").args == ["tests", "default"]
+    assert parked.notices.get().about == "uncertain"
 
 
 @pytest.mark.parametrize(("happened", "calls"), [(True, 0), (False, 1)])

@@ -81,8 +81,8 @@ def test_a_failure_keeps_its_error_and_traceback_and_tells_the_owner() -> None:
     assert entry.error == "ValueError: the printer is on fire"
     assert "in failing" in entry.traceback
     assert stored(result, "FAILURE")
-    told = OutboxEntry.objects.get(task="outbox.tell_owner")
-    assert told.parent_id == entry.pk
+    assert OutboxEntry.objects.get(task="outbox.tell_owner").args == ["tests", "default"]
+    assert entry.notices.get().about == "failed"
 
 
 @pytest.mark.usefixtures("worker")

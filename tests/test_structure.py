@@ -62,11 +62,12 @@ def test_imports_go_one_way() -> None:
     assert wrong == []
 
 
-def test_only_transitions_writes_entries() -> None:
+def test_only_transitions_writes_entries_and_notices() -> None:
     """By their words: an ORM update of an entry's status, or SQL that writes the entry table."""
     writes = re.compile(
-        r"\.update\(status=|\.save\(\)|OutboxEntry\.objects\S*\.(update|create|delete)"
-        r"|\b(bulk_create|bulk_update)\(\[OutboxEntry|\bsql\.(ENQUEUE|PUBLISH|CLAIM|RENEW|SUCCEED)"
+        r"\.update\(status=|\.save\(\)|Outbox(Entry|Notice)\.objects\S*\.(\w*update|\w*create|delete)"
+        r"|\b(bulk_create|bulk_update)\(\[OutboxEntry"
+        r"|\bsql\.(ENQUEUE|PUT_OFF|PUBLISH|CLAIM|RENEW|SUCCEED)"
     )
     found = {path for path in modules() if writes.search(path.read_text())}
     assert found

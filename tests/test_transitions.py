@@ -330,6 +330,7 @@ def test_erasing_leaves_the_message_that_is_owed_to_the_owner() -> None:
     TRY[Verb.FAIL](entry)
     assert operate.erase(subject="user:42", actor="user:ann") == 1
     assert OutboxEntry.objects.get(task="outbox.tell_owner").status == State.PENDING
+    assert entry.notices.exists()
 
 
 def test_a_retry_whose_reply_was_lost_is_known_again_wherever_the_entry_has_gone() -> None:
@@ -382,14 +383,21 @@ def test_the_owner_is_owed_a_message_in_the_same_transaction(state: State) -> No
     entry = make_entry(State.RUNNING, owner="tests")
     TRY[Verb.FAIL if state is State.FAILED else Verb.PARK](entry)
     told = OutboxEntry.objects.get(task="outbox.tell_owner")
-    assert told.args == [str(entry.pk), "tests", USING]
-    assert told.owner == ""
+    assert (told.args, told.unique_key, told.owner) == (["tests", USING], "tests", "")
+    notice = entry.notices.get()
+    assert (notice.owner, notice.about, notice.told_by, notice.told_at) == (
+        "tests",
+        state,
+        None,
+        None,
+    )
 
 
-def test_an_entry_about_an_entry_has_no_owner_to_tell() -> None:
+def test_a_message_to_an_owner_has_no_owner_to_tell() -> None:
     entry = make_entry(State.RUNNING, task="outbox.tell_owner", owner="tests")
     TRY[Verb.FAIL](entry)
     assert OutboxEntry.objects.count() == 1
+    assert not entry.notices.exists()
 
 
 def test_erasing_a_failed_entry_tells_its_owner_nothing_again() -> None:

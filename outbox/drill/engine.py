@@ -26,7 +26,7 @@ from outbox.drill.fleet import Fleet
 from outbox.drill.scenarios import POINTS
 from outbox.drill.scenarios.point import Given, Point, Texts, texts
 from outbox.drill.stage import Means, Say, Stage
-from outbox.drill.subject import Subject, load
+from outbox.drill.subject import Subject, kinds_of, load
 from outbox.drill.waits import POLL_SECONDS
 from outbox.embedded import EmbeddedError, Servers, servers
 from outbox.embedded.folder import held
@@ -108,12 +108,13 @@ def _played_by(subject: Subject, points: Sequence[Point], *, say: Say) -> list[P
     Raises:
         DrillError: none of them.
     """
-    kinds = getattr(subject, "kinds", {})
-    for point in (found := [point for point in points if point.needs and point.needs not in kinds]):
-        say(f"{point.name}: left out, since the subject has no destination that is {point.needs}")
-    if len(found) == len(points):
-        raise DrillError("The subject can play none of these points: see Subject.kinds.")
-    return [point for point in points if point not in found]
+    kinds = kinds_of(subject)
+    left = [point for point in points if point.needs and point.needs not in kinds]
+    for point in left:
+        say(f"{point.name}: left out, since the subject has no kind {point.needs!r}")
+    if len(left) == len(points):
+        raise DrillError("The subject can play none of these points: see the kinds of a Subject.")
+    return [point for point in points if point not in left]
 
 
 @contextmanager
@@ -230,6 +231,7 @@ def _given(means: Means) -> Given:
         business=subject.business,
         attempts=means.attempts,
         crashes=means.crashes,
+        has_ledger=bool(kinds_of(subject)),
     )
 
 

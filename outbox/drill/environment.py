@@ -34,6 +34,7 @@ TIMES: Mapping[str, float] = {
     "STRAND_GRACE": 2,
     "CRASH_BACKOFF": 1,
     "BREAKER": 0.5,
+    "TELL_EVERY": 3,
 }
 
 

@@ -14,6 +14,7 @@ from outbox.models import (
     OutboxEffect,
     OutboxEntry,
     OutboxEvent,
+    OutboxNotice,
     OutboxTick,
 )
 from outbox.states import FINAL, State
@@ -95,9 +96,8 @@ def _since(moment: datetime, *, tasks: Collection[str]) -> EntryQuerySet:
 
 
 def owner_is_told(job_id: UUID) -> bool:
-    """Whether the message that is owed to the job's owner has been sent."""
-    messages = OutboxEntry.objects.filter(task=TELL_OWNER, parent_id=job_id)
-    return messages.filter(status=State.SUCCEEDED).exists()
+    """Whether the job's owner has been sent a message that tells of it."""
+    return OutboxNotice.objects.filter(entry=job_id, told_at__isnull=False).exists()
 
 
 def begun_effects(job_id: UUID) -> list[str]:
@@ -109,8 +109,6 @@ def begun_effects(job_id: UUID) -> list[str]:
 def messages_since(moment: datetime) -> dict[str, int]:
     """How many messages have been owed to owners, and of how many entries they were told."""
     owed = OutboxEntry.objects.filter(task=TELL_OWNER, created_at__gt=moment)
-    from outbox.models import OutboxNotice
-
     told = OutboxNotice.objects.filter(told_at__gt=moment)
     return {"messages owed": owed.count(), "failures told": told.count()}
 

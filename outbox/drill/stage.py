@@ -25,7 +25,7 @@ from outbox.drill.fleet import WORKERS, Death, Env, Name
 from outbox.drill.people import ACTOR
 from outbox.drill.processes import Process, ProcessError
 from outbox.drill.record import Job
-from outbox.drill.subject import Effect, Mode, Placed
+from outbox.drill.subject import Effect, Mode, Placed, kinds_of, requests_of
 from outbox.drill.waits import Means, Say, Waits
 from outbox.failpoints import Failpoint
 from outbox.models import OutboxQueue
@@ -85,7 +85,7 @@ class Stage(Waits):
 
     def sent_as(self, kind: str) -> Env:
         """The environment of a process whose destination is of that kind."""
-        return self.with_settings(**self.subject.kinds[kind])
+        return self.with_settings(**kinds_of(self.subject)[kind])
 
     def stop_at(self, *points: Failpoint, armed: bool = True) -> Env:
         return self.fleet.stop_at(*points, armed=armed)
@@ -250,10 +250,10 @@ class Stage(Waits):
         """The effects of the oldest job whose outcome nobody knows."""
         return record.begun_effects(self.job().id)
 
-    def requests(self) -> int:
+    def requests(self) -> int | None:
         """How often the destination was asked for what was placed, whatever it made of that."""
-        placed = [each.placed for each in self._obligations() if each.placed]
-        return sum(self.subject.requests(each) for each in placed)
+        (placed,) = [each.placed for each in self._obligations() if each.placed]
+        return requests_of(self.subject, placed)
 
     def messages(self) -> Mapping[str, int]:
         """What was owed to owners, and what of it was told."""

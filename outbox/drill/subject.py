@@ -98,6 +98,18 @@ class Subject(Protocol):
         """Stop the destination. Called once, however the drill ends, if `start` was."""
 
 
+def kinds_of(subject: Subject) -> Mapping[str, Mapping[str, Any]]:
+    """The settings of each way in which its obligation can be met; empty where it has one."""
+    found: Mapping[str, Mapping[str, Any]] = getattr(subject, "kinds", {})
+    return found
+
+
+def requests_of(subject: Subject, placed: Placed) -> int | None:
+    """How many requests for it the destination saw; None where this cannot be seen."""
+    count = getattr(subject, "requests", None)
+    return count(placed) if count else None
+
+
 def load(path: str) -> Subject:
     """The subject at a dotted path.
 

@@ -117,6 +117,8 @@ def _claim(task: OutboxTask, entry_id: UUID, *, token: UUID, using: str) -> Clai
         pid=os.getpid(),
         lease=pools.lease(),
         synced=task.on_crash != "retry",
+        # One message to an owner at a time: while the mail server is down, no second one begins.
+        keep_unique=task.name == transitions.TELL_OWNER,
         using=using,
     )
     if row is None:

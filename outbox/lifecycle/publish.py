@@ -76,7 +76,7 @@ def dispatch(app: Celery, *, batches: int | None = None, using: str) -> int:
 
 def _batch(app: Celery, *, size: int, using: str) -> tuple[int, int]:
     """How many were due, and how many of these the broker refused."""
-    with transaction.atomic(using=using):
+    with transaction.atomic(using=using), transitions.gathered(using=using):
         with connections[using].cursor() as cursor:
             idle = round(1000 * (settings().PUBLISH_TIMEOUT + _IDLE))
             cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {idle}")

@@ -26,7 +26,8 @@ from outbox.transitions.endings import (
 )
 from outbox.transitions.followers import FOLLOW, Kind, followers
 from outbox.transitions.jobs import claim, enqueue, plain_row, publish, renew
-from outbox.transitions.moves import TELL_OWNER, Ending, Holder, begun_effects
+from outbox.transitions.moves import Ending, Holder, begun_effects
+from outbox.transitions.notices import TELL_OWNER, gathered, has_no_message, untold
 from outbox.transitions.people import (
     Asked,
     cancel,
@@ -54,6 +55,7 @@ from outbox.transitions.repairs import (
     short_of_patience,
     strand,
 )
+from outbox.transitions.telling import note_told, owe_untold, take_notices
 
 __all__ = [
     "FOLLOW",
@@ -79,11 +81,15 @@ __all__ = [
     "expire",
     "fail",
     "followers",
+    "gathered",
     "hand_off",
+    "has_no_message",
     "late",
     "lost_run",
     "mark_missing",
     "note_over_age",
+    "note_told",
+    "owe_untold",
     "park",
     "plain_row",
     "postpone",
@@ -105,5 +111,7 @@ __all__ = [
     "short_of_patience",
     "strand",
     "succeed",
+    "take_notices",
     "time_out",
+    "untold",
 ]

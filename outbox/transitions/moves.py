@@ -14,16 +14,12 @@ from django.db.models import F, QuerySet, Value
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
-from outbox.clock import new_id
-from outbox.conf import settings
 from outbox.events import ERROR_LIMIT, TRACEBACK_LIMIT, Note, record, tell
 from outbox.models import EntryQuerySet, OutboxEffect, OutboxEntry
-from outbox.payload import clean, dumps
+from outbox.payload import clean
 from outbox.states import EDGES, State, Verb
 from outbox.transitions.followers import owe_followers
-from outbox.transitions.jobs import enqueue, plain_row
-
-TELL_OWNER = "outbox.tell_owner"
+from outbox.transitions.notices import owe_word_to_owners
 
 UNLEASED: Mapping[str, Any] = {"lease_owner": None, "lease_pid": None, "lease_until": None}
 
@@ -86,33 +82,6 @@ def give_up(entry: OutboxEntry, verb: Verb, note: Note, **changes: Any) -> State
     return to if moved else State(entry.status)
 
 
-def owner_of(entry: OutboxEntry) -> str:
-    """Who hears of it. That message itself has no owner."""
-    return "" if entry.task == TELL_OWNER else entry.owner or settings().DEFAULT_OWNER
-
-
-def owe_word_to_owner(entry: OutboxEntry, *, queue: str, over_age: int = 0, using: str) -> None:
-    """Owe the owner a message, in the same transaction: of how it stands, or of what is old.
-
-    `over_age`: how many of its task are, of which it is the oldest.
-    """
-    if not (owner := owner_of(entry)):
-        return
-    row = plain_row(
-        {
-            "id": new_id(),
-            "task": TELL_OWNER,
-            "args": dumps([str(entry.pk), owner, using]),
-            "kwargs": dumps({"over_age": over_age} if over_age else {}),
-            "queue": queue,
-            "subject": entry.subject,
-            "parent_id": entry.pk,
-            "root_id": entry.root_id or entry.pk,
-        }
-    )
-    enqueue(row, using=using)
-
-
 def ended() -> dict[str, Any]:
     return {"finished_at": Now(), "unique_key": None}
 
@@ -141,7 +110,7 @@ def move(entry: OutboxEntry, verb: Verb, to: State, note: Note, **changes: Any) 
     if not EDGES[verb].quiet:
         record(entry, verb, to=to, note=note)
     if to in (State.FAILED, State.UNCERTAIN) and to != entry.status:
-        owe_word_to_owner(entry, queue=entry.queue, using=using)
+        owe_word_to_owners([entry], about=str(to), queue=entry.queue, using=using)
     if to != entry.status:
         owe_followers(entry, verb, to, exception=note.exception, using=using)
     extra = {

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from outbox.events import Note
@@ -19,6 +19,7 @@ from outbox.models import (
     OutboxEffect,
     OutboxEntry,
     OutboxEvent,
+    OutboxNotice,
 )
 from outbox.states import FINAL, State, Verb
 from outbox.transitions.moves import after, again, begun_effects, ended, in_source, move
@@ -184,11 +185,15 @@ def erase(entry_id: UUID, *, note: Note, using: str) -> bool:
 
 
 def prune(rows: EntryQuerySet, *, limit: int) -> int:
-    """Delete up to `limit` final entries with their events and effects."""
-    ended = rows.filter(status__in=FINAL, lease_owner__isnull=True)
+    """Delete up to `limit` final entries with their events, effects and notices.
+
+    What an owner has yet to be told of stays until that is done, as long as it takes.
+    """
+    untold = OutboxNotice.objects.filter(entry=OuterRef("pk"), told_at__isnull=True)
+    ended = rows.filter(~Exists(untold), status__in=FINAL, lease_owner__isnull=True)
     with recovering(ended, limit=limit) as held:
         using, ids = rows.db, [entry.pk for entry in held]
-        for table in (OutboxEvent, OutboxEffect):
+        for table in (OutboxEvent, OutboxEffect, OutboxNotice):
             table.objects.using(using).filter(entry_id__in=ids)._raw_delete(using)
         OutboxEntry.objects.using(using).filter(pk__in=ids)._raw_delete(using)
         return len(ids)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from operator import attrgetter
 from uuid import UUID
 
 from django.db import connections, transaction
@@ -25,19 +24,17 @@ from outbox.transitions.moves import (
     give_up,
     locked,
     move,
-    owe_word_to_owner,
-    owner_of,
     running,
 )
+from outbox.transitions.notices import LOCK_TIMEOUT, gathered, owe_word_to_owners
 
-LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
 LONGEST_PAUSE = timedelta(minutes=10)  # between two tries of what the broker refuses
 
 
 @contextmanager
 def short_of_patience(*, using: str) -> Iterator[None]:
     """A transaction that waits for nobody's lock longer than `LOCK_TIMEOUT`."""
-    with transaction.atomic(using=using):
+    with transaction.atomic(using=using), gathered(using=using):
         with connections[using].cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         yield
@@ -134,18 +131,9 @@ def adopt(rows: EntryQuerySet, *, limit: int) -> int:
 
 
 def note_over_age(rows: EntryQuerySet, *, queue: str, limit: int) -> int:
-    """Note of open entries that they are over age, once, and owe their owners word of it.
-
-    One message for each owner and task, on `queue`, whatever the count.
-    """
+    """Note of open entries that they are over age, once, and owe their owners word of it."""
     untold = rows.filter(status__in=OPEN, over_age_at__isnull=True)
-    seen = untold.only("task", "owner", "subject", "root_id", "due_at")
-    with recovering(seen, limit=limit) as held:
+    with recovering(untold.only("task", "owner"), limit=limit) as held:
         untold.filter(pk__in=[entry.pk for entry in held]).update(over_age_at=Now())
-        by_owner: dict[tuple[str, str], list[OutboxEntry]] = {}
-        for entry in held:
-            by_owner.setdefault((owner_of(entry), entry.task), []).append(entry)
-        for entries in by_owner.values():
-            oldest = min(entries, key=attrgetter("due_at"))
-            owe_word_to_owner(oldest, queue=queue, over_age=len(entries), using=rows.db)
+        owe_word_to_owners(held, about="over_age", queue=queue, using=rows.db)
     return len(held)

@@ -173,25 +173,26 @@ POINTS = (
     ),
     Point(
         name="after-effect",
-        summary="SIGKILL the worker after the effect, before its completion is recorded",
+        summary="SIGKILL the worker after the body, before its completion is recorded",
         expected=(
             "two {effect}s under one key: the record cannot know of the first, so the job is "
             "run again (two attempts, one crash)"
         ),
         play=after_effect,
-        wants=lambda given: once(attempts=2, crashes=1, effects=2 if given.is_blind else 1),
+        wants=lambda given: once(attempts=2, crashes=1, effects=1 if given.is_told else 2),
         uncertain="by running it again: nobody could be asked whether the first {effect} arrived",
         risk=(
             "a worker that dies in this moment sends the {effect} twice; whoever receives it can "
             "tell by the key, nothing else prevents it"
         ),
-        unless_blind={
+        other={
             "expected": (
                 "the lease runs out, the job is run again under the same ID; still one {effect}"
             ),
-            "uncertain": "the effect's own kind decided: what had happened did not happen again",
+            "uncertain": "nothing was: what had happened was known, and did not happen again",
             "risk": "none known",
         },
+        other_where=lambda given: given.is_told,
     ),
     Point(
         name="child-killed",
@@ -262,7 +263,7 @@ POINTS = (
             "a stopped process cannot take back what it had begun: its {effect} arrives beside "
             "the second run's; whoever receives them can tell by the key"
         ),
-        unless_blind={
+        other={
             "expected": (
                 "the late run's end is refused and changes nothing; two attempts, one crash, "
                 "still one {effect}"

@@ -23,11 +23,17 @@ class Given:
     business: str
     attempts: int  # how many it has before it fails for good
     crashes: int  # at how many it is given up
+    has_ledger: bool = False  # whether the task keeps its effect in the ledger
 
     @property
     def is_blind(self) -> bool:
         """Whether nobody can be asked about an effect, and none is dropped that comes again."""
         return self.kind == "blind"
+
+    @property
+    def is_told(self) -> bool:
+        """Whether an effect that has happened, and whose end nobody recorded, is known to have."""
+        return self.has_ledger or not self.is_blind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +62,9 @@ class Point:
     wants: Callable[[Given], Wants]
     uncertain: str = "nothing was uncertain: the record alone decides"
     risk: str
-    #: Other texts, where an effect that comes again is told or dropped.
-    unless_blind: Mapping[str, str] = field(default_factory=dict)
+    #: Other texts, for the subjects of which that is true.
+    other: Mapping[str, str] = field(default_factory=dict)
+    other_where: Callable[[Given], bool] = lambda given: not given.is_blind
 
     @property
     def line(self) -> str:
@@ -69,7 +76,7 @@ class Point:
 def texts(point: Point, *, given: Given) -> Texts:
     """The point's sentences in the subject's words."""
     words = asdict(given)
-    other = {} if given.is_blind else point.unless_blind
+    other = point.other if point.other_where(given) else {}
     said = {
         name: other.get(name, getattr(point, name)).format(**words)
         for name in ("summary", "expected", "uncertain", "risk")

@@ -12,7 +12,7 @@ from celery import Celery
 from django.db import connections
 
 from outbox.lifecycle import lease
-from outbox.lifecycle.reconcile import answered, broker, over_age, results
+from outbox.lifecycle.reconcile import answered, broker, over_age, results, untold
 from outbox.lifecycle.reconcile.findings import Findings, Pass
 from outbox.outage import part
 
@@ -39,6 +39,7 @@ def reconcile(
         "results": lambda: results.compare(this),
         "answered": lambda: {"answered": answered.resolve(this)},
         "over age": lambda: {"over_age": over_age.tell(this)},
+        "untold": lambda: {"untold": untold.tell(this)},
     }
     found: dict[str, Any] = {}
     failed = []

@@ -8,6 +8,8 @@ from datetime import datetime
 
 from celery import Celery
 
+from outbox import workers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
@@ -19,6 +21,12 @@ class Pass:
     dry: bool  # say what would be done, and change nothing
     remove: bool  # take the messages of ended entries out of their lists
     renew: Callable[[], None]  # to be called between steps: extends the tick's lease
+
+    def queue_of(self, task: str) -> str:
+        """Where that task goes; if that is paused or nobody consumes it, a queue that moves."""
+        routed = self.app.amqp.router.route({}, task).get("queue")
+        name = str(getattr(routed, "name", routed or self.app.conf.task_default_queue))
+        return workers.moving_queue(name, using=self.using)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +46,7 @@ class Findings:
     mismatched: int = 0  # results that said other than the entry, corrected
     answered: int = 0  # waited for a person's word, and who performed it has told: owed again
     over_age: int = 0  # newly over age: their owners are told
+    untold: int = 0  # owners to be told of something, to whom no message was owed: one is now
     queued: int = 0  # messages that were looked at in the queues
     broker: str = ""  # why it could not be looked at
     skipped: str = ""  # which queues it refused to list, and why

@@ -7,20 +7,20 @@ from datetime import timedelta
 
 from django.db.models.functions import Now
 
-from outbox import transitions, workers
+from outbox import transitions
 from outbox.conf import settings
 from outbox.lifecycle.reconcile.findings import Pass
 from outbox.models import EntryQuerySet, OutboxEntry, own_seconds
 from outbox.transitions import TELL_OWNER
 
-TOLD = 10_000  # entries of which owners are told in one pass: few messages, whatever the number
+TOLD = 10_000  # entries that are noted in one pass: one message, whatever the number
 
 
 def tell(this: Pass) -> int:
     """Note what is newly over age, and owe its owners word, once of each entry; how many."""
     if this.dry:
         return sum(rows[:TOLD].count() for rows in _newly(this))
-    queue = _queue(this)
+    queue = this.queue_of(TELL_OWNER)
     return sum(transitions.note_over_age(rows, queue=queue, limit=TOLD) for rows in _newly(this))
 
 
@@ -34,11 +34,3 @@ def _newly(this: Pass) -> Iterator[EntryQuerySet]:
     yield old.exclude(options__has_key="over_age")
     own = rows.filter(options__has_key="over_age", due_at__lt=Now())
     yield own.filter(due_at__lt=Now() - own_seconds("over_age", limit))
-
-
-def _queue(this: Pass) -> str:
-    """A queue for the word, that somebody consumes: the entries' own may be old for want of it."""
-    routed = this.app.amqp.router.route({}, TELL_OWNER).get("queue")
-    name = str(getattr(routed, "name", routed or this.app.conf.task_default_queue))
-    consumed = workers.consumed(using=this.using)
-    return name if name in consumed or not consumed else min(consumed)

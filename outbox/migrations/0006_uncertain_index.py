@@ -7,7 +7,7 @@ import outbox.states
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("celery_outbox", "0004_effects_without_entry"),
+        ("celery_outbox", "0005_one_message_to_an_owner"),
     ]
 
     operations = [
