@@ -247,6 +247,20 @@ def test_every_point_says_what_it_is_for_whatever_the_effect_is(kind: Kind) -> N
         assert point.wants(given)["effects"] in (*range(8), 12, 302, 2_000)
 
 
+@pytest.mark.parametrize(
+    ("kind", "has_ledger", "effects"),
+    [("blind", False, 2), ("blind", True, 1), ("keyed", False, 1), ("atomic", False, 1)],
+)
+def test_after_an_effect_only_what_nobody_recorded_or_knows_happens_again(
+    kind: Kind, has_ledger: bool, effects: int
+) -> None:
+    words: dict[str, Any] = {"effect": "receipt", "business": "order", "attempts": 3, "crashes": 3}
+    given = Given(kind=kind, has_ledger=has_ledger, **words)
+    (point,) = [point for point in POINTS if point.name == "after-effect"]
+    assert point.wants(given)["effects"] == effects
+    assert ("two receipts" in texts(point, given=given).expected) == (effects == 2)
+
+
 @pytest.mark.slow
 @pytest.mark.drill
 def test_text_report_fills_in_the_form(tmp_path: Path) -> None:
