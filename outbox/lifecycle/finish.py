@@ -20,6 +20,7 @@ from outbox.errors import PayloadError
 from outbox.events import Note
 from outbox.lifecycle import follow
 from outbox.lifecycle.claim import Claim
+from outbox.lifecycle.raised import as_stored
 from outbox.outage import until_answered
 from outbox.states import Verb
 from outbox.transitions import Ending, Holder
@@ -240,6 +241,6 @@ def settle(claim: Claim, *, reason: str) -> bool:
 
 def _note(claim: Claim, error: BaseException, *, traceback: str | None = None) -> Note:
     text = traceback or "".join(tracebacks.format_exception(error))
-    exception = follow.as_stored(error) if claim.options.get("errbacks") else ""
+    exception = as_stored(error) if claim.options.get("errbacks") else ""
     words = f"{type(error).__name__}: {error}"
     return Note("worker", error=words, traceback=text, exception=exception)

@@ -12,12 +12,9 @@ from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature, maybe_signature
 from celery.utils.functional import arity_greater
-from celery.utils.serialization import ensure_serializable
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from outbox import payload
-from outbox.conf import settings
 from outbox.errors import EntryFailed, NotFollowed
 from outbox.lifecycle.claim import Claim
 from outbox.lifecycle.reconcile import told
@@ -145,23 +142,6 @@ def _request(entry: OutboxEntry) -> Context:
         delivery_info={},
         called_directly=False,
     )
-
-
-def as_stored(error: BaseException) -> str:
-    """An exception as JSON text in Celery's words, for errbacks; empty where it cannot be kept.
-
-    Recording an end must never fail because of what it says.
-    """
-    if not isinstance(error, Exception):  # an errback gets no SystemExit
-        return ""
-    try:
-        kind = type(error)
-        said = ensure_serializable(error.args, payload.dumps)
-        names = {"exc_type": kind.__qualname__, "exc_module": kind.__module__}
-        text = payload.dumps({**names, "exc_message": said})
-    except Exception:  # whatever its own methods raise
-        return ""
-    return text if len(text.encode()) <= settings().MAX_PAYLOAD_BYTES else ""
 
 
 def _error(app: Celery, entry: OutboxEntry, stored: Mapping[str, Any] | None) -> BaseException:

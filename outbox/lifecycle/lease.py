@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
+from billiard.exceptions import TimeLimitExceeded
 from django.db import connections
 
 from outbox import contact, transitions, workers
@@ -13,6 +14,7 @@ from outbox.clock import backoff
 from outbox.conf import settings
 from outbox.events import Note
 from outbox.lifecycle import repair
+from outbox.lifecycle.raised import as_stored
 from outbox.models import OutboxEntry
 from outbox.states import State
 from outbox.transitions import Holder
@@ -94,12 +96,14 @@ def end_lost_run(
 
 
 def _time_out(entry_id: UUID, *, holder: Holder, verdict: TimedOut, using: str) -> timedelta | None:
+    exception = as_stored(TimeLimitExceeded(verdict.limit))
+    note = Note("clerk", error=f"TimeLimitExceeded: {verdict.limit:g} seconds", exception=exception)
     to = transitions.time_out(
         entry_id,
         holder=holder,
         delay=verdict.delay,
         budget=verdict.budget,
-        note=Note("clerk", error=f"TimeLimitExceeded: {verdict.limit:g} seconds"),
+        note=note,
         using=using,
     )
     return verdict.delay if to is State.PENDING else None
