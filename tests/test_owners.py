@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -274,6 +275,19 @@ def test_where_nothing_else_fails_reconcile_owes_it(monkeypatch: pytest.MonkeyPa
     assert look().untold == 0
 
 
+def test_a_message_that_failed_is_not_retried_beside_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing()
+    failed = given_up(monkeypatch, owed()[0])
+    failing()
+    assert not outbox.requeue(failed.pk, actor="user:ann")
+    tell()
+    assert outbox.requeue(failed.pk, actor="user:ann")
+    assert deliver(failed).status == State.SUCCEEDED  # there is nothing left to tell
+    assert len(mail.outbox) == 1
+
+
 @pytest.mark.parametrize("state", ["cancelled", "gone"])
 def test_a_message_that_will_not_be_sent_is_owed_again(state: str) -> None:
     failing()
@@ -473,17 +487,18 @@ def test_what_an_earlier_release_owed_is_still_told() -> None:
 
 
 @pytest.fixture
-def paged() -> Any:
-    """What a pager hears, which then raises."""
+def paged() -> Iterator[list[dict[str, Any]]]:
+    """What a pager hears that comes after a broken one."""
     heard: list[dict[str, Any]] = []
 
     def page(**told: Any) -> None:
         heard.append(told)
-        raise ValueError("the pager is broken")
 
+    signals.owner_needed.connect(die)
     signals.owner_needed.connect(page)
     yield heard
     signals.owner_needed.disconnect(page)
+    signals.owner_needed.disconnect(die)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -23,7 +23,6 @@ from outbox.conf import settings
 from outbox.models import OutboxEntry, OutboxNotice
 from outbox.payload import dumps
 from outbox.signals import announce_need
-from outbox.states import OPEN
 from outbox.transitions.jobs import enqueue, plain_row
 
 logger = logging.getLogger("outbox")
@@ -123,9 +122,12 @@ def _put_off(entry_id: UUID, *, owner: str, every: timedelta, using: str) -> Non
 
 
 def untold(*, using: str) -> QuerySet[OutboxNotice]:
-    """What no message has told, and none that may still be sent has taken."""
-    taken = OutboxEntry.objects.filter(pk=OuterRef("told_by"), status__in=OPEN)
-    return OutboxNotice.objects.using(using).filter(~Exists(taken), told_at__isnull=True)
+    """What nobody has been told yet; some of it may be with a message that is on its way.
+
+    That one has a live key. So of an owner without one all is free to be taken, also what a message
+    took that has failed for good, was cancelled, or is gone.
+    """
+    return OutboxNotice.objects.using(using).filter(told_at__isnull=True)
 
 
 def has_no_message(notices: QuerySet[OutboxNotice]) -> QuerySet[OutboxNotice]:
