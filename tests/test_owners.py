@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from celery.app.trace import build_tracer
 from django.core import mail
 from django.core.mail.backends.locmem import EmailBackend
-from django.db import transaction
+from django.db import connection, transaction
 
 import outbox
 from outbox import signals, transitions
@@ -25,6 +26,7 @@ from outbox.states import OPEN, State
 from outbox.tasks import tell_owner
 from tests import tasks
 from tests.factories import PAST, ago, at, make_entries, make_entry, reread
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -340,6 +342,39 @@ def test_a_recoverer_that_would_wait_for_too_long_keeps_what_it_did_and_reconcil
     assert owed() == []
     assert look().untold == 1
     tell()
+
+
+def waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock')"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("commits", [True, False])
+def test_two_that_fail_at_the_same_moment_owe_one_message(
+    second: psycopg.Connection, commits: bool
+) -> None:
+    """The later one waits for the earlier: had that been rolled back, its message would be none."""
+    entry = make_entry(State.FAILED, owner="tests")
+
+    def fail() -> None:
+        failing()
+        connection.close()
+
+    later = threading.Thread(target=fail)
+    with second.transaction(force_rollback=not commits):
+        second.execute(NOTICE, [entry.pk])
+        second.execute(MESSAGE)
+        later.start()
+        wait_until(waits_for_a_lock)
+    later.join(timeout=15)
+    (message,) = owed()
+    assert (message.args == ["tests", "default"]) is not commits  # whose it is
+    assert OutboxNotice.objects.filter(told_at=None).count() == 1 + commits
 
 
 def consume(*queues: str) -> None:
