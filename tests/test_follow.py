@@ -341,8 +341,7 @@ def test_an_errback_that_no_worker_knows_is_tried_again_and_then_its_owner_is_to
     (row,) = owed()
     assert (row.status, row.failures) == (State.FAILED, 1)
     assert row.error.startswith("NotFollowed: no worker of this queue knows")
-    told = OutboxEntry.objects.get(task="outbox.tell_owner", parent_id=row.pk)
-    assert told.args[1] == "tests"
+    assert row.notices.get().owner == "tests"
 
 
 def test_an_errback_in_a_queue_of_another_code_base_is_sent_there(valkey: redis.Redis) -> None:
