@@ -19,7 +19,6 @@ from outbox.models import (
 )
 from outbox.states import FINAL, State
 from outbox.ticks import DISPATCH
-from outbox.transitions import TELL_OWNER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +105,12 @@ def begun_effects(job_id: UUID) -> list[str]:
     return list(begun.order_by("id").values_list("name", flat=True))
 
 
-def messages_since(moment: datetime) -> dict[str, int]:
-    """How many messages have been owed to owners, and of how many entries they were told."""
-    owed = OutboxEntry.objects.filter(task=TELL_OWNER, created_at__gt=moment)
-    told = OutboxNotice.objects.filter(told_at__gt=moment)
-    return {"messages owed": owed.count(), "failures told": told.count()}
+def told_since(moment: datetime, *, tasks: Collection[str]) -> dict[str, int]:
+    """Of how many of these entries their owners were told, and by how many messages."""
+    rows = OutboxNotice.objects.filter(entry__created_at__gt=moment, entry__task__in=tasks)
+    told = rows.filter(told_at__isnull=False)
+    messages = rows.values("told_by").distinct()
+    return {"failures told": told.count(), "messages": messages.count()}
 
 
 def jobs(job_ids: Collection[UUID]) -> tuple[Job, ...]:

@@ -258,7 +258,7 @@ class Stage(Waits):
     def messages(self) -> Mapping[str, int]:
         """What was owed to owners, and what of it was told."""
         mails = [self.subject.owner_mails(job.id) or 0 for job in self.jobs()]
-        return {**record.messages_since(self.begun), "mails": max(mails)}
+        return {**record.told_since(self.begun, tasks=self.tasks), "mails": max(mails)}
 
     def status(self, env: Env) -> Mapping[str, Any]:
         """What `outbox_status` tells a person now."""

@@ -76,7 +76,7 @@ def _told_once(given: Given) -> Wants:
         "attempts": 0,
         "effects": 0,
         "failures told": FAILURES,
-        "messages owed": 1,
+        "messages": 1,
         "mails": 1,
     }
 
