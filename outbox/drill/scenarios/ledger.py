@@ -26,11 +26,7 @@ def three_effects_middle_unknown(stage: Stage) -> None:
 
 
 def effect_begun_by_a_zombie(stage: Stage) -> None:
-    stage.start({"worker": stage.stop_at(Failpoint.CLAIMED)})
-    stage.owe(ledgers.pay)
-    stage.await_stop("worker", at=Failpoint.CLAIMED)
-    stage.freeze("worker")
-    stage.start_only({"second worker": {}})
+    _sleep_at(stage, Failpoint.CLAIMED)
     stage.await_end()
     ended = stage.job()
     stage.let_go(Failpoint.CLAIMED)
@@ -41,11 +37,7 @@ def effect_begun_by_a_zombie(stage: Stage) -> None:
 
 
 def late_worker_tells_the_truth(stage: Stage) -> None:
-    stage.start({"worker": stage.stop_at(Failpoint.PERFORMED)})
-    stage.owe(ledgers.pay)
-    stage.await_stop("worker", at=Failpoint.PERFORMED)
-    stage.freeze("worker")
-    stage.start_only({"second worker": {}})
+    _sleep_at(stage, Failpoint.PERFORMED)
     stage.await_state(State.UNCERTAIN)
     stage.strike()
     stage.let_go(Failpoint.PERFORMED)
@@ -53,6 +45,15 @@ def late_worker_tells_the_truth(stage: Stage) -> None:
     stage.await_state(State.SUCCEEDED)
     stage.await_end()
     stage.note(answered_by=[event.actor for event in stage.job().seen(Verb.RESOLVE)])
+
+
+def _sleep_at(stage: Stage, point: Failpoint) -> None:
+    """Freeze the whole worker there, and let another one take over."""
+    stage.start({"worker": stage.stop_at(point)})
+    stage.owe(ledgers.pay)
+    stage.await_stop("worker", at=point)
+    stage.freeze("worker")
+    stage.start_only({"second worker": {}})
 
 
 def same_key_other_request(stage: Stage) -> None:
