@@ -112,6 +112,14 @@ def group_made(name: str, *, fail: bool = False) -> int:
 
 
 @shared_task(base=OutboxTask, atomic=True)
+def group_made_in(using: str, name: str, fail: bool) -> None:
+    """The same in another database."""
+    Group.objects.using(using).create(name=name)
+    if fail:
+        raise ValueError(name)
+
+
+@shared_task(base=OutboxTask, atomic=True)
 def group_waiting(name: str, started: str, until: str) -> None:
     Group.objects.create(name=name)
     note(started, "start")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import Group
 from django.db import transaction
 
 from outbox import maintenance
@@ -47,6 +48,18 @@ def test_a_worker_claims_and_ends_it_where_it_lives(
     ended = OutboxEntry.objects.using("other").filter(pk=result.id, status=State.SUCCEEDED)
     assert wait_until(ended.exists)
     assert path.read_text() == f"{result.id} 0 ran\n"
+
+
+def test_an_atomic_body_commits_with_its_completion_in_the_database_where_it_lives(
+    start_worker: Callable[..., Process],
+) -> None:
+    start_worker(TESTS_DATABASES="default,other")
+    for name, fail in (("kept", False), ("undone", True)):
+        tasks.group_made_in.apply_async(("other", name, fail), using="other")
+    ended = OutboxEntry.objects.using("other").filter(task=tasks.group_made_in.name)
+    wait_until(lambda: ended.filter(finished_at__isnull=False).count() == 2)
+    assert {entry.status for entry in ended} == {State.SUCCEEDED, State.FAILED}
+    assert list(Group.objects.using("other").values_list("name", flat=True)) == ["kept"]
 
 
 def test_what_follows_an_entry_is_owed_where_it_lives(
