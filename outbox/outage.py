@@ -26,6 +26,8 @@ _PASSING = (
     "42703",
 )
 
+_LIMITS = "54"  # program_limit_exceeded: such as a value that is too large for an index
+
 T = TypeVar("T")
 
 
@@ -35,9 +37,10 @@ def never() -> bool:
 
 def is_outage(error: Exception) -> bool:
     """Whether the same statement may well succeed a little later, on a new connection."""
+    code = getattr(error.__cause__, "sqlstate", None) or ""
     if isinstance(error, OperationalError | InterfaceError):
-        return True
-    return getattr(error.__cause__, "sqlstate", None) in _PASSING
+        return not code.startswith(_LIMITS)
+    return code in _PASSING
 
 
 def part(what: str, work: Callable[[], Mapping[str, Any]], *, using: str) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 from celery import Celery, shared_task
 from celery.contrib.django.task import DjangoTask
 from celery.result import AsyncResult
+from django.db import InterfaceError, OperationalError
 
 from outbox.conf import RANGE, in_range, settings
 from outbox.errors import ConfigurationError, MisuseError, NotFollowed
@@ -21,6 +22,7 @@ from outbox.lifecycle.finish import Again, when_to_run
 from outbox.transitions import FOLLOW, TELL_OWNER, Kind
 from outbox.worker import tracer
 
+_AWAY = (OperationalError, InterfaceError)  # the database, in the middle of a body
 _CHOICES = {
     "on_crash": ("retry", "park", "fail"),
     "payload": ("database", "message"),
@@ -226,7 +228,8 @@ class OutboxTask(DjangoTask):
             EffectUncertain, EffectUnderWay: let them leave: the entry is parked, or tried later.
             EffectMismatch: it was begun with another request.
             Cancelled: the entry was cancelled, or its lease ran out and another run owns it.
-            MisuseError: inside a transaction, and so with `atomic=True`: that could be undone.
+            MisuseError: inside a transaction, and so with `atomic=True`: that could be undone; the
+                same name twice in a run without a request; a name or number that cannot be used.
             PayloadError: the request cannot be stored.
         """
         current = run.current(self)
@@ -311,7 +314,7 @@ def prune_tick(self: _Tick) -> None:
     base=OutboxTask,
     bind=True,
     name=TELL_OWNER,
-    autoretry_for=(OSError,),
+    autoretry_for=(OSError, *_AWAY),
     retry_backoff=5,
     max_retries=12,
     ignore_result=True,
@@ -335,7 +338,7 @@ def tell_owner(self: OutboxTask, *args: str, over_age: int = 0) -> None:
     bind=True,
     name=FOLLOW,
     atomic=True,
-    autoretry_for=(NotFollowed,),
+    autoretry_for=(NotFollowed, *_AWAY),
     retry_backoff=5,
     max_retries=12,
     ignore_result=True,
@@ -347,12 +350,15 @@ def follow_end(
     index: int,
     using: str,
     exception: Mapping[str, Any] | None = None,
+    **told_of: Any,
 ) -> None:
     """Owe or call what follows an entry's end: one link, a chain's next step, one errback.
 
     `exception`: what it failed with, where a worker knew it, as Celery's backends store it.
+    `told_of`: `result`, where a worker knew it, which the row may not keep.
     """
-    follow.follow(self.app, UUID(entry_id), Kind(kind), index, exception=exception, using=using)
+    told: Mapping[str, Any] = {"exception": exception, "told_of": told_of}
+    follow.follow(self.app, UUID(entry_id), Kind(kind), index, **told, using=using)
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -120,6 +120,20 @@ def group_made_in(using: str, name: str, fail: bool) -> None:
 
 
 @shared_task(base=OutboxTask, atomic=True)
+def group_made_and_connection_lost(name: str, path: str) -> None:
+    """The first time its connection is cut when it has done its work; it does not notice."""
+    Group.objects.create(name=name)
+    first = not Path(path).exists()
+    note(path, "ran")
+    if first:
+        other = connection.copy()
+        with other.cursor() as cursor:
+            pid = connection.connection.info.backend_pid
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        other.close()
+
+
+@shared_task(base=OutboxTask, atomic=True)
 def group_waiting(name: str, started: str, until: str) -> None:
     Group.objects.create(name=name)
     note(started, "start")
@@ -135,6 +149,11 @@ def adopted(path: str) -> None:
 @shared_task(base=OutboxTask, durable=False)
 def plain(path: str) -> None:
     note(path, "plain")
+
+
+@shared_task(base=OutboxTask, durable=False)
+def plainly_told(result: Any, path: str) -> None:
+    note(path, repr(result))
 
 
 @shared_task(base=OutboxTask, on_crash="park", retry_deadline=60)
@@ -384,6 +403,16 @@ def deaf(request: Any, error: Exception, traceback: str) -> None:
     """An errback that fails itself, after it has written something."""
     Group.objects.create(name="undone")
     raise error
+
+
+@shared_task(base=OutboxTask)
+def cut_off_once(request: Any, error: Exception, traceback: str, path: str) -> None:
+    """An errback whose connection is cut in the middle, the first time."""
+    first = not Path(path).exists()
+    note(path, "called")
+    Group.objects.create(name="called")
+    if first:
+        _leave("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 @shared_task(base=OutboxTask)

@@ -158,10 +158,59 @@ def test_a_later_attempt_gets_the_recorded_result_and_performs_nothing(outside: 
     assert len(outside.calls) == 1
 
 
-def test_the_same_name_twice_in_a_body_is_one_effect(outside: Outside) -> None:
-    entry = run(owed(), lambda self: [self.effect("mail", outside) for _ in range(2)])
+def test_the_same_name_and_request_twice_in_a_body_is_one_effect(outside: Outside) -> None:
+    entry = run(owed(), lambda self: [self.effect("mail", outside, request=1) for _ in range(2)])
     assert entry.result == [{"number": 1}] * 2
     assert len(outside.calls) == 1
+
+
+def test_the_same_name_twice_in_a_body_without_a_request_is_refused(outside: Outside) -> None:
+    entry = run(owed(), lambda self: [self.effect("mail", outside) for _ in range(2)])
+    assert entry.status == State.FAILED
+    assert "'mail' was done before in this run" in entry.error
+    assert len(outside.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["", "n" * 201, "a\x00b", "a\nb", "\ud800", None, 7])
+def test_a_name_that_cannot_be_kept_or_sent_is_refused(outside: Outside, name: Any) -> None:
+    entry = run(owed(), lambda self: self.effect(name, outside))
+    assert entry.status == State.FAILED
+    assert "An effect cannot be named" in entry.error
+    with pytest.raises(MisuseError, match="cannot be named"):
+        effect(name, outside)
+    assert not outside.calls
+
+
+@pytest.mark.parametrize("policy", ["park", "repeat"])
+def test_of_two_commands_the_second_does_not_repeat_what_the_first_may_be_at(
+    outside: Outside, policy: str
+) -> None:
+    def another() -> None:
+        with pytest.raises(EffectUnderWay):
+            effect("payout:7", outside, on_uncertain=policy)
+
+    outside.meanwhile = another
+    effect("payout:7", outside, on_uncertain=policy)
+    assert len(outside.calls) == 1
+
+
+@pytest.mark.parametrize("happened", [None, "no", 1])
+def test_a_word_that_is_no_answer_is_refused(happened: Any) -> None:
+    entry = make_entry(State.UNCERTAIN)
+    begin_effect(entry)
+    with pytest.raises(MisuseError, match="True or False"):
+        outbox.resolve(entry.pk, effect="mail", happened=happened, actor="ada")
+    with pytest.raises(MisuseError, match="True or False"):
+        outbox.settle_effect("mail", happened=happened, actor="ada")
+    assert reread(entry).status == State.UNCERTAIN
+
+
+def test_a_result_that_is_too_large_to_be_said_is_refused() -> None:
+    entry = make_entry(State.UNCERTAIN)
+    begin_effect(entry)
+    with pytest.raises(PayloadError, match="MAX_PAYLOAD_BYTES"):
+        outbox.resolve(entry.pk, effect="mail", happened=True, result="x" * 300_000, actor="ada")
+    assert reread(entry).status == State.UNCERTAIN
 
 
 @pytest.mark.parametrize("found", [Found({"number": 7}), Found()])
@@ -498,6 +547,7 @@ def test_a_command_that_died_in_the_middle_leaves_the_question_to_a_person(
     outside.raises = OSError("timed out")
     with pytest.raises(EffectUncertain, match="timed out"):
         effect("payout:7", outside)
+    OutboxEffect.objects.update(performer_until=at(PAST))
     with pytest.raises(EffectUncertain, match="nobody can be asked"):
         effect("payout:7", outside)
     assert outbox.settle_effect("payout:7", happened=True, result=3, actor="alice")

@@ -19,7 +19,7 @@ import outbox
 from outbox import maintenance, transitions
 from outbox.errors import EntryFailed, NotFollowed
 from outbox.events import Note
-from outbox.lifecycle import finish, follow, lease
+from outbox.lifecycle import finish, follow, lease, prune
 from outbox.lifecycle.claim import Claim, take
 from outbox.lifecycle.publish import dispatch, render
 from outbox.lifecycle.raised import as_stored
@@ -344,6 +344,52 @@ def test_an_errback_that_no_worker_knows_is_tried_again_and_then_its_owner_is_to
     assert row.notices.get().owner == "tests"
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_called_errback_whose_database_goes_away_is_called_again(tmp_path: Path) -> None:
+    path = tmp_path / "heard"
+    errback = tasks.cut_off_once.s(str(path))
+    entry = ended(tasks.failing.apply_async(link_error=[errback]))
+    (row,) = followed(entry)
+    assert (row.status, row.failures) == (State.SUCCEEDED, 1)
+    assert path.read_text().split() == ["called", "called"]
+    assert Group.objects.get().name == "called"
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("how", ["link", "chain"])
+def test_what_a_worker_does_not_know_yet_is_not_lost_with_its_success(how: str) -> None:
+    ghost = APP.signature("tests.tasks.ghost")
+    if how == "link":
+        result = tasks.echo.apply_async(link=[ghost])
+    else:
+        result = (tasks.echo.si() | ghost | tasks.add.s(1)).apply_async().parent.parent
+    assert ended(result).status == State.SUCCEEDED
+    row = wait_until(lambda: OutboxEntry.objects.filter(task=FOLLOW, failures__gt=0).first())
+    assert row is not None
+    assert row.status == State.PENDING  # tried again later, perhaps by a worker that knows it
+    assert row.error.startswith("NotFollowed: no worker of this queue knows")
+    assert row.kwargs == {"result": [[], {}]}
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_plain_link_is_owed_by_the_end_and_gets_its_result(tmp_path: Path) -> None:
+    path = tmp_path / "heard"
+    entry = ended(tasks.echo.apply_async(link=tasks.plainly_told.s(str(path)), ignore_result=True))
+    (row,) = followed(entry)
+    assert (row.task, row.status) == (FOLLOW, State.SUCCEEDED)
+    wait_until(path.exists)
+    assert path.read_text() == "[[], {}]\n"
+
+
+def test_what_follows_keeps_the_entry_from_being_pruned() -> None:
+    entry = failed_with(tasks.hearing_once.s())
+    OutboxEntry.objects.filter(pk=entry.pk).update(finished_at=ago(days=90))
+    assert prune.prune(using=USING) == 0
+    OutboxEntry.objects.filter(task=FOLLOW).update(status=State.CANCELLED, finished_at=ago(hours=1))
+    assert prune.prune(using=USING) == 1
+    assert not OutboxEntry.objects.filter(pk=entry.pk).exists()
+
+
 def test_an_errback_in_a_queue_of_another_code_base_is_sent_there(valkey: redis.Redis) -> None:
     failed_with(APP.signature("their.task", queue="theirs"))
     follow_now()
@@ -355,7 +401,7 @@ def test_a_plain_errback_waits_for_the_broker() -> None:
     app = Celery("away", set_as_current=False)
     app.conf.update(broker_write_url="redis://127.0.0.1:1/0", task_publish_retry=False)
     with pytest.raises(NotFollowed, match="could not be published"):
-        follow.follow(app, entry.pk, Kind.ERRBACK, 0, exception=None, using=USING)
+        follow.follow(app, entry.pk, Kind.ERRBACK, 0, exception=None, told_of={}, using=USING)
 
 
 def test_nothing_follows_an_entry_that_was_erased() -> None:

@@ -251,6 +251,16 @@ def test_an_atomic_body_that_ends_its_transaction_by_hand_fails_and_is_told_so(h
     assert ended(tasks.add.delay(1, 2)).result == 3
 
 
+@pytest.mark.usefixtures("worker")
+def test_an_atomic_body_that_returns_over_a_connection_that_is_gone_runs_again(
+    tmp_path: Path,
+) -> None:
+    result = tasks.group_made_and_connection_lost.delay("once", str(tmp_path / "ran"))
+    entry = ended(result)
+    assert (entry.status, entry.attempts, entry.releases) == (State.SUCCEEDED, 2, 1)
+    assert Group.objects.get().name == "once"
+
+
 def _fails_alone(left_open: Any) -> None:
     entry = ended(left_open)
     assert entry.status == State.FAILED

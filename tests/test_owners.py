@@ -344,6 +344,20 @@ def test_a_recoverer_that_would_wait_for_too_long_keeps_what_it_did_and_reconcil
     tell()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_whose_job_fails_does_not_wait_for_one_that_stands_still_before_its_commit(
+    second: psycopg.Connection,
+) -> None:
+    with second.transaction(force_rollback=True):
+        second.execute(MESSAGE)
+        entry = failing()
+        assert reread(entry).status == State.FAILED
+    assert entry.notices.count() == 1
+    assert owed() == []
+    assert look().untold == 1
+    tell()
+
+
 def waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
@@ -356,9 +370,10 @@ def waits_for_a_lock() -> bool:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("commits", [True, False])
 def test_two_that_fail_at_the_same_moment_owe_one_message(
-    second: psycopg.Connection, commits: bool
+    second: psycopg.Connection, commits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later one waits for the earlier: had that been rolled back, its message would be none."""
+    monkeypatch.setattr("outbox.transitions.notices.LOCK_TIMEOUT", "30s")
     entry = make_entry(State.FAILED, owner="tests")
 
     def fail() -> None:

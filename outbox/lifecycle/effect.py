@@ -44,6 +44,7 @@ logger = logging.getLogger("outbox")
 
 DAY = timedelta(days=1)
 LONGEST = 86_400.0 * 365  # seconds
+LONGEST_NAME = 200  # characters
 CHOICES = ("park", "repeat")
 
 T = TypeVar("T")
@@ -114,6 +115,9 @@ def carry_out(this: Begin, perform: Perform, policy: Policy) -> Any:
 
 def _find_out(this: Begin, effect: Standing, perform: Perform, policy: Policy) -> Any:
     """It was begun, and nobody has said what became of it."""
+    if this.entry_id is None and effect.is_under_way and policy.verify is None:
+        # No claim keeps two commands apart.
+        raise EffectUnderWay(this.key, until=effect.performer_until)
     if policy.verify is not None:
         again = partial(_perform_again, this, effect, perform, policy)
         return _verified(this, effect, policy.verify, again)
@@ -204,6 +208,12 @@ def _why_a_person(this: Begin, policy: Policy) -> str:
 
 def in_task(task: OutboxTask, run: Run, this: Begin, perform: Perform, policy: Policy) -> Any:
     """`carry_out` in a body, whose run then ends as the ledger demands."""
+    if this.request is None and this.key in run.effects:
+        raise MisuseError(
+            f"The effect {this.name!r} was done before in this run, and would not be done again: "
+            "give each its own name, or say what is asked for by request=."
+        )
+    run.effects.add(this.key)
     try:
         result = carry_out(this, perform, policy)
     except NotPerformed as error:
@@ -236,9 +246,9 @@ def begin_of(
         PayloadError: the request cannot be stored.
         MisuseError: the timeout is no positive number of seconds.
     """
+    _check_name(name)
     seconds = settings().LEASE if timeout is None else timeout
-    if not isinstance(seconds, int | float) or not 0 < seconds < LONGEST:
-        raise MisuseError(f"{name}: timeout={timeout!r} must be a positive number of seconds.")
+    _check_seconds("timeout", seconds)
     return Begin(
         key=key,
         name=name,
@@ -261,5 +271,23 @@ def policy_of(verify: Verify | None, on_uncertain: str, repeat_within: float | N
     if on_uncertain not in CHOICES:
         choices = " or ".join(map(repr, CHOICES))
         raise MisuseError(f"on_uncertain={on_uncertain!r}: it takes {choices}.")
+    if verify is not None and not callable(verify):
+        raise MisuseError(f"verify={verify!r:.80} must be a function of the key, or None.")
+    if repeat_within is not None:
+        _check_seconds("repeat_within", repeat_within)
     within = DAY if repeat_within is None else timedelta(seconds=repeat_within)
     return Policy(verify=verify, on_uncertain=on_uncertain, repeat_within=within)
+
+
+def _check_name(name: Any) -> None:
+    """It names the effect for ever, in an index, and reaches the receiving side in a header."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise MisuseError(
+            f"An effect cannot be named {name!r:.80}: it takes a text of 1 to {LONGEST_NAME} "
+            "printable characters."
+        )
+
+
+def _check_seconds(option: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LONGEST:
+        raise MisuseError(f"{option}={value!r:.80} must be a positive number of seconds.")

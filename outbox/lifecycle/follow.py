@@ -15,11 +15,11 @@ from celery.utils.functional import arity_greater
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from outbox.errors import EntryFailed, NotFollowed
+from outbox.errors import EntryFailed, NotFollowed, PayloadError
 from outbox.lifecycle.claim import Claim
 from outbox.lifecycle.reconcile import told
 from outbox.models import OutboxEntry
-from outbox.transitions import Kind, followers
+from outbox.transitions import FOLLOW, Kind, followers
 
 if TYPE_CHECKING:
     from outbox.tasks import OutboxTask
@@ -30,11 +30,36 @@ logger = logging.getLogger("outbox")
 def owe_links(task: OutboxTask, claim: Claim, result: Any) -> None:
     """Owe the links and the next step of a chain, in the transaction of a worker's success."""
     request, order = task.request, _order(task.app, claim)
-    for link in request.callbacks or ():
-        _owe(task.app, link, (result,), order, using=claim.using)
-    if request.chain:
-        *rest, step = request.chain
-        _owe(task.app, step, (result,), {**order, "chain": rest}, using=claim.using)
+    for index, link in enumerate(request.callbacks or ()):
+        if not _left_to_follow(task.app, claim, Kind.LINK, index, link, step=link, result=result):
+            _owe(task.app, link, (result,), order, using=claim.using)
+    if rest := request.chain:
+        *more, step = rest
+        if not _left_to_follow(task.app, claim, Kind.CHAIN, 0, rest, step=step, result=result):
+            _owe(task.app, step, (result,), {**order, "chain": more}, using=claim.using)
+
+
+def _left_to_follow(
+    app: Celery, claim: Claim, kind: Kind, index: int, what: Any, *, step: Any, result: Any
+) -> bool:
+    """Owe an entry of `outbox.follow` for what is no entry itself, as far as this worker knows.
+
+    A plain task's message would be lost with a broker that is away after the commit; and what this
+    worker does not know may be durable, in newer code. False: the row does not name it, since the
+    body changed its request, or the result is too large for an entry.
+    """
+    if not _is_plain(app, maybe_signature(step, app=app)):
+        return False
+    if followers(claim.options, kind)[index : index + 1] != [what]:
+        return False
+    about = {"queue": claim.queue, "subject": claim.subject, "owner": claim.owner or None}
+    order = {**_order(app, claim), "priority": claim.priority, "using": claim.using}
+    named = (str(claim.id), kind.value, index, claim.using)
+    try:
+        app.tasks[FOLLOW].apply_async(named, {"result": result}, **about, **order)
+    except PayloadError:
+        return False
+    return True
 
 
 def _owe(
@@ -56,9 +81,12 @@ def follow(
     index: int,
     *,
     exception: Mapping[str, Any] | None,
+    told_of: Mapping[str, Any],
     using: str,
 ) -> None:
     """Owe, or call, one follower of an entry whose end is committed.
+
+    `told_of` has the `result` that a link is given, where that need not be the stored one.
 
     Raises:
         NotFollowed: it cannot be done now: the broker is away, or the task is not known here.
@@ -68,15 +96,16 @@ def follow(
     if entry is None:
         raise EntryFailed(f"the entry {entry_id} is no longer kept: what was to follow is lost")
     found = followers(entry.options, kind)[index:]
+    result = told_of.get("result", entry.result)
     if not found:
         logger.warning("outbox.follow.nothing entry_id=%s: it was erased", entry_id)
     elif kind is Kind.ERRBACK:
         _call_errback(app, entry, found[0], exception)
     elif kind is Kind.LINK:
-        _owe_now(app, entry, maybe_signature(found[0], app=app), entry.result)
+        _owe_now(app, entry, maybe_signature(found[0], app=app), result)
     else:
         *rest, step = found[0]
-        _owe_now(app, entry, maybe_signature(step, app=app), entry.result, chain=rest)
+        _owe_now(app, entry, maybe_signature(step, app=app), result, chain=rest)
 
 
 def _owe_now(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from outbox import transitions
+from outbox import payload, transitions
 from outbox.conf import default_database, in_range, settings
+from outbox.errors import MisuseError, PayloadError
 from outbox.events import Note
 from outbox.lifecycle.cancel import as_id, cancel
 from outbox.models import OutboxEntry
@@ -47,7 +48,12 @@ def resolve(
     parked after a crash: happened ends it as succeeded, not happened runs it again.
 
     False: it is not uncertain, it has no such unsettled effect, or it has some and none is named.
+
+    Raises:
+        MisuseError: `happened` is neither True nor False.
+        PayloadError: the result cannot be stored.
     """
+    _check_word(happened, result)
     return transitions.resolve(
         as_id(entry_id),
         effect=effect,
@@ -64,10 +70,23 @@ def settle_effect(
     """A person's word on an effect that a command or a script has begun, by its key.
 
     False: there is none, or it is settled. An entry's effect is settled by `resolve`.
+
+    Raises:
+        MisuseError: `happened` is neither True nor False.
+        PayloadError: the result cannot be stored.
     """
+    _check_word(happened, result)
     return transitions.settle_own_effect(
         key, happened=happened, result=result, actor=actor, using=using or default_database()
     )
+
+
+def _check_word(happened: Any, result: Any) -> None:
+    if not isinstance(happened, bool):
+        raise MisuseError(f"happened={happened!r:.80} is no answer: it takes True or False.")
+    most = settings().MAX_PAYLOAD_BYTES
+    if len(payload.dumps(result).encode()) > most:
+        raise PayloadError(f"The result is larger than OUTBOX['MAX_PAYLOAD_BYTES'], {most:,}.")
 
 
 def run_now(entry_id: UUID | str, *, actor: str, using: str = "") -> bool:

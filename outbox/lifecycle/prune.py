@@ -15,8 +15,12 @@ from outbox.ticks import Renew
 def prune(*, using: str, renew: Renew = lambda: None) -> int:
     """Delete the final entries whose retention is past; how many."""
     done = 0
+    # What is owed by an entry's end reads that entry. Once for all batches: an end that is past its
+    # retention owes nothing more.
+    rows = OutboxEntry.objects.using(using).unfinished().filter(task=transitions.FOLLOW)
+    followed = [parent for parent in rows.values_list("parent_id", flat=True) if parent]
     for status, seconds in settings().RETENTION.items():
-        ended = OutboxEntry.objects.using(using).filter(status=status)
+        ended = OutboxEntry.objects.using(using).filter(status=status).exclude(pk__in=followed)
         kept_for = own_seconds("retention", seconds)
         own = ended.filter(options__has_key="retention", finished_at__lt=Now() - kept_for)
         done += _delete(own, renew)

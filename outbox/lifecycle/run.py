@@ -41,6 +41,7 @@ class Run:
         self.ended = False  # an ending was recorded, or refused
         self.retrying = False  # inside Task.retry(), which ends in apply_async of our own ID
         self.again: finish.Again | None = None  # what retry() asked for
+        self.effects: set[str] = set()  # keys of those that the body has asked for
         self.unsettled: set[str] = set()  # keys of effects whose outcome it does not know
 
 
@@ -171,12 +172,12 @@ def _enter(body: _Body, task: OutboxTask, run: Run, args: Any, kwargs: Any) -> N
     except BaseException as error:
         body.raised = error
         raise
+    body.returned = True  # what the looks below meet is not the body's
     if leftovers.depth(alias) != depth:
         raise leftovers.OpenTransaction(f"the body left a transaction open on {[alias]}")
     if not leftovers.is_marked(alias, token):
         raise leftovers.EndedTransaction(alias)
     _check_leftovers(before)
-    body.returned = True
 
 
 def _succeeded(task: OutboxTask, run: Run, result: Any) -> Any:

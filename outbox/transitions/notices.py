@@ -28,7 +28,7 @@ from outbox.transitions.jobs import enqueue, plain_row
 logger = logging.getLogger("outbox")
 
 TELL_OWNER = "outbox.tell_owner"
-LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
+LOCK_TIMEOUT = "500ms"  # for somebody who owes the same owner a message, and does not commit
 
 _GATHER = 30  # what comes within a thirtieth of TELL_EVERY goes into the same message
 _LOCKED = "55P03"  # lock_not_available
@@ -64,9 +64,8 @@ def owe_messages(queues: Mapping[str, str], *, using: str) -> None:
     alias, owed = _gathered.get()
     if alias == using:
         owed.update({**queues, **owed})
-        return
-    for owner in sorted(queues):
-        _owe_message(owner, queue=queues[owner], using=using)
+    elif queues:
+        _owe_patiently(queues, using=using)
 
 
 @contextmanager
@@ -83,21 +82,25 @@ def gathered(*, using: str) -> Iterator[None]:
         yield
     finally:
         _gathered.reset(before)
-    try:
-        if owed:
-            _owe_patiently(owed, using=using)
-    except OperationalError as error:
-        if getattr(error.__cause__, "sqlstate", None) != _LOCKED:
-            raise
-        # The notices stand, and what was done to the entries must: reconcile owes the messages.
-        logger.info("outbox.owner.deferred in %s: %s", using, error)
+    owe_messages(owed, using=using)
 
 
 def _owe_patiently(queues: Mapping[str, str], *, using: str) -> None:
-    with transaction.atomic(using=using):
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        owe_messages(queues, using=using)
+    """Or leave it to reconcile: the notices stand, and what was done to the entries must.
+
+    Whoever owes the same owner a message may be frozen before its commit: nobody else's job may
+    wait for that.
+    """
+    try:
+        with transaction.atomic(using=using):
+            with connections[using].cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+            for owner in sorted(queues):
+                _owe_message(owner, queue=queues[owner], using=using)
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != _LOCKED:
+            raise
+        logger.info("outbox.owner.deferred in %s: %s", using, error)
 
 
 def _owe_message(owner: str, *, queue: str, using: str) -> None:

@@ -26,8 +26,9 @@ from outbox.transitions.moves import (
     move,
     running,
 )
-from outbox.transitions.notices import LOCK_TIMEOUT, gathered, owe_word_to_owners
+from outbox.transitions.notices import gathered, owe_word_to_owners
 
+LOCK_TIMEOUT = "2s"  # a recoverer waits for nobody longer than this
 LONGEST_PAUSE = timedelta(minutes=10)  # between two tries of what the broker refuses
 
 
