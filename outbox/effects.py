@@ -40,6 +40,7 @@ def effect(
         MisuseError: inside a transaction.
         PayloadError: the request cannot be stored.
     """
+    ledger.check_own(key)
     this = ledger.begin_of(key, name=key, request=request, timeout=timeout, using=using)
     policy = ledger.policy_of(verify, on_uncertain, repeat_within)
     return ledger.carry_out(this, perform, policy)

@@ -556,6 +556,13 @@ def test_a_command_that_died_in_the_middle_leaves_the_question_to_a_person(
     assert len(outside.calls) == 1
 
 
+def test_a_command_cannot_take_the_key_of_an_entry(outside: Outside) -> None:
+    entry = owed()
+    with pytest.raises(MisuseError, match="a key of your own"):
+        effect(f"{entry.pk}:mail", outside)
+    assert effect(str(uuid4()), outside) == {"number": 1}
+
+
 def test_two_commands_at_once_do_not_perform_it_twice(outside: Outside) -> None:
     def another() -> None:
         with pytest.raises(EffectUnderWay):

@@ -18,6 +18,7 @@ from celery.exceptions import Retry
 from django.db import connections
 
 from outbox import payload, transitions
+from outbox.clock import as_uuid
 from outbox.conf import default_database, settings
 from outbox.errors import (
     Cancelled,
@@ -286,6 +287,17 @@ def _check_name(name: Any) -> None:
             f"An effect cannot be named {name!r:.80}: it takes a text of 1 to {LONGEST_NAME} "
             "printable characters."
         )
+
+
+def check_own(key: str) -> None:
+    """A key of nobody's run: an entry's is its ID, a colon and the name.
+
+    Raises:
+        MisuseError: it would be taken for an entry's.
+    """
+    head, colon, _ = key.partition(":") if isinstance(key, str) else ("", "", "")
+    if colon and as_uuid(head) is not None:
+        raise MisuseError(f"The key {key!r:.80} is one of an entry's: choose a key of your own.")
 
 
 def _check_seconds(option: str, value: Any) -> None:
