@@ -54,8 +54,8 @@ def resolve(
 ) -> list[Outcome]:
     """Say of each what became of the effect that it waits for, or of its last run.
 
-    One effect of each: where it has begun several, it comes back with the next. `asked`: what
-    somebody was asked of it; what has moved since is refused.
+    `asked`: what somebody was asked of it; what has moved since is refused. Without, one that has
+    several effects is.
     """
     note = Note(actor, reason)
 
@@ -112,5 +112,5 @@ def why_not_resolved(entry: OutboxEntry | None) -> str:
     if entry is None:
         return "no such entry"
     if entry.status == State.UNCERTAIN:
-        return "it has moved since you looked"
+        return "it has moved since you looked, or has several effects: answer on its page"
     return f"it waits for nobody's word, but is {entry.status}"

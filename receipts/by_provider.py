@@ -123,7 +123,7 @@ def _words(raw: bytes) -> dict[str, Any]:
     """An answer's JSON; nothing where a proxy answered in words of its own."""
     try:
         words = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return words if isinstance(words, dict) else {}
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -13,8 +14,8 @@ def env(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
-def env_flag(name: str, default: str = "") -> bool:
-    return env(name, default).strip().lower() in {"1", "true", "yes", "on"}
+def env_flag(name: str) -> bool:
+    return env(name).strip().lower() in {"1", "true", "yes", "on"}
 
 
 def env_choice(name: str, *choices: str) -> str:
@@ -36,6 +37,28 @@ def env_seconds(name: str, default: str) -> float:
             f"{name}={value} is no usable time: give seconds, more than 0, at most 3600."
         )
     return seconds
+
+
+def env_http(name: str, *, needed: bool) -> str:
+    """The address of an HTTP API, without a slash at its end; empty where it is not needed."""
+    value = env(name).rstrip("/")
+    try:
+        url = urlsplit(value)
+        usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:  # no port, or no IPv6 address
+        usable = False
+    if value and not (value.isprintable() and value.isascii() and " " not in value and usable):
+        raise ImproperlyConfigured(f"{name}={value} is no http:// or https:// URL.")
+    if needed and not value:
+        raise ImproperlyConfigured(f"RECEIPTS_BY=provider needs its address: set {name}.")
+    return value
+
+
+def env_token(name: str) -> str:
+    value = env(name)
+    if not (value.isascii() and (value.isprintable() or not value)):
+        raise ImproperlyConfigured(f"{name} has characters that no HTTP header can carry.")
+    return value
 
 
 def env_list(name: str, default: str = "") -> list[str]:
@@ -162,15 +185,10 @@ SERVER_EMAIL = DEFAULT_FROM_EMAIL
 
 RECEIPTS_BY = env_choice("RECEIPTS_BY", "smtp", "provider")
 RECEIPTS_WHEN_UNCERTAIN = env_choice("RECEIPTS_WHEN_UNCERTAIN", "repeat", "park")
-RECEIPTS_PROVIDER_URL = env("RECEIPTS_PROVIDER_URL").rstrip("/")
-RECEIPTS_PROVIDER_TOKEN = env("RECEIPTS_PROVIDER_TOKEN")
-RECEIPTS_PROVIDER_LOOKUP = env_flag("RECEIPTS_PROVIDER_LOOKUP", "on")
+RECEIPTS_PROVIDER_URL = env_http("RECEIPTS_PROVIDER_URL", needed=RECEIPTS_BY == "provider")
+RECEIPTS_PROVIDER_TOKEN = env_token("RECEIPTS_PROVIDER_TOKEN")
+RECEIPTS_PROVIDER_LOOKUP = env_choice("RECEIPTS_PROVIDER_LOOKUP", "on", "off") == "on"
 RECEIPTS_TIMEOUT = env_seconds("RECEIPTS_TIMEOUT", "10")  # of each step of a call to the provider
-if RECEIPTS_BY == "provider" and not RECEIPTS_PROVIDER_URL.startswith(("http://", "https://")):
-    raise ImproperlyConfigured(
-        f"RECEIPTS_BY=provider needs its address: RECEIPTS_PROVIDER_URL={RECEIPTS_PROVIDER_URL} is"
-        " no http:// or https:// URL."
-    )
 
 # Where a local mail server leaves its mails as files; with it, the shop shows them at /mails/.
 SHOP_MAIL_FOLDER = env("SHOP_MAIL_FOLDER") or None

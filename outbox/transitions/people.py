@@ -99,7 +99,8 @@ def resolve_next(
 ) -> bool:
     """The same of what it waits for: the first of its begun effects, or else its last run.
 
-    With `asked`, of nothing else: it may have gone on, and wait for another word by now.
+    With `asked`, of nothing else: it may have gone on, and wait for another word by now. Without,
+    of no entry with several effects: a list that was read a while ago may mean another one.
     """
     with transaction.atomic(using=using):
         entry = in_source(entry_id, Verb.RESOLVE, using=using)
@@ -110,6 +111,8 @@ def resolve_next(
             return _resolve(entry, None, happened=False, result=None, note=note)
         effect = begun_effects(entry).order_by("id").values_list("name", flat=True).first()
         if asked and asked != Asked(entry.version, effect or ""):
+            return False
+        if not asked and entry.effects.count() > 1:
             return False
         return _resolve(entry, effect, happened=happened, result=None, note=note)
 
